@@ -70,6 +70,12 @@ impl RunningAnswer<'_> {
         completion(&self.text())
     }
 
+    /// All that came, once the stream has ended, however it ended.
+    pub fn rest(mut self) -> String {
+        self.stream.read_to_end(&mut self.received).unwrap();
+        self.text()
+    }
+
     fn receive(&mut self) -> std::io::Result<usize> {
         let mut bytes = [0; 1 << 14];
         let count = self.stream.read(&mut bytes)?;

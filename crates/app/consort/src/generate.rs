@@ -7,6 +7,7 @@ use types::TokenId;
 
 use crate::interrupt::InterruptGuard;
 use crate::text_assets::{EncodedPrompt, TextAssets};
+use crate::waiting_line::WaitingLine;
 
 #[derive(Debug)]
 pub struct GeneratedAnswer {
@@ -96,6 +97,7 @@ fn run<E: Executor>(
 ) -> Result<GeneratedAnswer> {
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let request = engine.add(request)?;
+    let mut waiting = WaitingLine::new();
     let finished = loop {
         if interrupt.is_interrupted()
             && let Some(finished) = engine.cancel(request)
@@ -105,6 +107,7 @@ fn run<E: Executor>(
         if !engine.step(&mut events)? && events.is_empty() {
             bail!("the engine stopped in the middle of an answer");
         }
+        waiting.update(engine.waiting_for().as_ref());
         let mut finished = None;
         for event in events.drain(..) {
             match event.kind {
@@ -124,6 +127,7 @@ fn run<E: Executor>(
             break finished;
         }
     };
+    waiting.clear();
     let rest = detokenizer.finish();
     if !rest.is_empty() {
         text.push_str(&rest);

@@ -11,6 +11,7 @@ mod configuration;
 mod executors;
 mod generate;
 mod interrupt;
+mod invitations;
 mod listening;
 mod model_config;
 mod options;
@@ -29,6 +30,7 @@ mod terminal;
 mod terminal_mode;
 mod text_assets;
 mod usage;
+mod waiting_line;
 
 use std::io;
 use std::process::ExitCode;

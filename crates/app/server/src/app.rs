@@ -8,7 +8,7 @@ use axum::http::HeaderValue;
 use crate::auth::ApiKeys;
 use crate::blocking;
 use crate::body_budget::BodyBudget;
-use crate::cluster::SharedMonitor;
+use crate::cluster::{SharedInviter, SharedMonitor};
 use crate::error::ApiError;
 use crate::kept_answers::{KeptAnswers, KeptLimits};
 use crate::load_stage::LoadStage;
@@ -115,6 +115,11 @@ impl App {
     /// Sets who knows the machines that run the one model.
     pub fn set_cluster(&self, monitor: SharedMonitor) {
         self.models.slots().iter().for_each(|slot| slot.set_cluster(Arc::clone(&monitor)));
+    }
+
+    /// Who can let other machines join the cluster of this one; `None` if it has none.
+    pub(crate) fn inviter(&self) -> Option<SharedInviter> {
+        self.models.slots().iter().find_map(|slot| slot.inviter())
     }
 
     pub fn config(&self) -> &Config {

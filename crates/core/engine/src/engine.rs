@@ -3,7 +3,7 @@
 //! A step runs one row of every sequence in decode (of every `depth`-th, if an executor has `depth` steps in flight), and as many
 //! prefill rows as the chunk and the step's time allow, in one plan. When the KV cache is full, the youngest sequence is preempted: its pages are freed, and it is requeued with the
 //! tokens it has, so no request fails because others run. When the executor loses a process, all sequences are requeued,
-//! until the executor is ready again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
+//! until a step has run again or [`EngineOptions::rebuild_timeout`] has passed. The engine knows tokens, not text.
 
 mod admission;
 mod delivery;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::completion_rate::CompletionRate;
-use crate::executor::{Capacity, Executor, ExecutorError, Health};
+use crate::executor::{Capacity, Executor, ExecutorError, Health, MissingLayers};
 use crate::generation::Generation;
 use crate::plan::{Phase, StepOutput, StepPlan};
 use crate::prefill_cost::PrefillRows;
@@ -26,6 +26,7 @@ use crate::sampler::SamplingParamsError;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::stats::EngineStats;
+use types::LayerRange;
 
 /// The default of [`EngineOptions::waiting_max`].
 pub const WAITING_MAX: usize = 1024;
@@ -37,10 +38,16 @@ pub const CHUNK_DEFAULT: usize = 512;
 pub const PREFILL_STEP_DEFAULT: Duration = Duration::from_millis(200);
 
 /// The default of [`EngineOptions::rebuild_timeout`].
-pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+pub const REBUILD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// How long a step waits for an executor that is not ready before it returns to the caller.
 const REBUILD_POLL: Duration = Duration::from_millis(20);
+
+/// How long a step waits for an executor that looks for a part of its model before it returns to the caller.
+const COLLECT_POLL: Duration = Duration::from_millis(100);
+
+/// The reason where an executor tells none.
+const NOT_READY: &str = "it is not ready";
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -75,8 +82,18 @@ pub struct EngineOptions {
     /// Draft tokens of a sequence in one step, found by prompt lookup; 0 turns speculative decoding off. Answers stay the
     /// same.
     pub draft_tokens_max: usize,
-    /// How long requests wait for an executor that has lost a process and replaces it.
+    /// How long requests wait for an executor that has lost a part of the model and replaces it, from the loss until a step has
+    /// run.
     pub rebuild_timeout: Duration,
+}
+
+/// Requests wait, because a part of the model is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingForModel {
+    /// The layers that nobody runs, if the executor knows them.
+    pub layers: Option<LayerRange>,
+    pub since: Instant,
+    pub why: Arc<str>,
 }
 
 impl Default for EngineOptions {
@@ -113,8 +130,10 @@ pub struct Engine<E: Executor> {
     next_step: u64,
     /// When the last step was collected.
     collected: Option<Instant>,
-    /// Since when the executor replaces a lost process, and why.
-    rebuilding: Option<(Instant, Arc<str>)>,
+    /// Why the executor cannot run steps now.
+    rebuilding: Option<Arc<str>>,
+    /// Since when no step has run because a part of the model was lost. The executor may be ready meanwhile, and lose it again.
+    waiting_since: Option<Instant>,
     next_id: u64,
     plan: StepPlan,
     output: StepOutput,
@@ -147,6 +166,7 @@ impl<E: Executor> Engine<E> {
             next_step: 0,
             collected: None,
             rebuilding: None,
+            waiting_since: None,
             next_id: 0,
             plan: StepPlan::new(),
             output: StepOutput::new(),
@@ -221,8 +241,8 @@ impl<E: Executor> Engine<E> {
             // The executor may be ready again: it is not polled while no request runs or waits.
             self.poll_health(Duration::ZERO, &mut Vec::new());
         }
-        if let Some((_, why)) = self.rebuilding.as_ref().filter(|_| self.rebuild_timed_out()) {
-            return Err(Arc::new(ExecutorError::Lost { why: why.clone() }).into());
+        if let Some(why) = self.rebuilding.as_ref().filter(|_| self.rebuild_timed_out()) {
+            return Err(Arc::new(self.timed_out(why)).into());
         }
         if self.headroom() == 0 {
             return Err(EngineError::QueueFull { waiting: self.waiting.len(), retry_after: self.retry_after() });
@@ -256,7 +276,12 @@ impl<E: Executor> Engine<E> {
             Health::Rebuilding { .. } => Ok(!self.is_idle()),
         };
         match result {
-            Err(ExecutorError::Lost { why }) if !self.rebuild_timed_out() => {
+            Err(ExecutorError::Lost { why }) if self.rebuild_timed_out() => {
+                let error = Arc::new(self.timed_out(&why));
+                self.fail_all(&error, events);
+                Err(error.into())
+            }
+            Err(ExecutorError::Lost { why }) => {
                 self.requeue_all(&why, events);
                 Ok(true)
             }
@@ -271,7 +296,18 @@ impl<E: Executor> Engine<E> {
 
     /// Whether the executor can run steps, as of the last poll.
     pub fn health(&self) -> Health {
-        self.rebuilding.as_ref().map_or(Health::Ready, |(_, why)| Health::Rebuilding { why: why.clone() })
+        self.rebuilding.as_ref().map_or(Health::Ready, |why| Health::Rebuilding { why: why.clone() })
+    }
+
+    /// What requests wait for while no step can run.
+    pub fn waiting_for(&self) -> Option<WaitingForModel> {
+        let since = self.waiting_since.filter(|_| !self.is_idle() || self.rebuilding.is_some())?;
+        let (layers, found) = self.executor.missing().map_or((None, None), |missing| {
+            let MissingLayers { layers, why, .. } = missing;
+            (Some(layers), Some(why))
+        });
+        let why = found.or_else(|| self.rebuilding.clone()).unwrap_or_else(|| NOT_READY.into());
+        Some(WaitingForModel { layers, since, why })
     }
 
     /// Adds a request to an idle engine. The iterator runs it, and cancels it when dropped.
@@ -284,14 +320,24 @@ impl<E: Executor> Engine<E> {
     }
 
     fn try_step(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
-        self.admit(events)?;
+        let is_opening = self.admit(events)?;
         self.update_masks(events);
         while self.in_flight.len() < self.executor.depth() && self.submit(events)? {}
         if self.in_flight.is_empty() {
-            return Ok(false);
+            return if is_opening { self.wait_for_model().map(|()| true) } else { Ok(false) };
         }
         let mut output = std::mem::take(&mut self.output);
-        let collected = self.executor.collect(&mut output);
+        let collected = match self.executor.poll_collect(&mut output, COLLECT_POLL) {
+            Ok(true) => {
+                self.waiting_since = None;
+                Ok(())
+            }
+            Ok(false) => {
+                self.output = output;
+                return self.wait_for_model().map(|()| true);
+            }
+            Err(error) => Err(error),
+        };
         // After a loss the step counts as in flight until its sequences are requeued.
         if !matches!(&collected, Err(error) if error.is_lost())
             && let Some(step) = self.in_flight.pop_front()

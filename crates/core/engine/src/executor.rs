@@ -2,7 +2,7 @@
 //! this one trait, and the decode loop does not know which of them it drives.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kernels::BackendError;
 use model::CollectiveError;
@@ -26,7 +26,7 @@ pub trait Executor: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// Opens a session that will hold at most `tokens_max` tokens. While others are open, it may say that this takes a while
+    /// Opens a session that will hold at most `tokens_max` tokens. It may say that this takes a while
     /// ([`ExecutorError::Opening`]): the caller asks again. It begins with those pages of `prefix` that the prefix
     /// cache has. Whole pages of `prefix` that it computes are published in the cache for later sessions.
     fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError>;
@@ -45,6 +45,18 @@ pub trait Executor: Send {
 
     /// Waits for the oldest step in flight and replaces `output` with its results.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+
+    /// The same, but an executor that looks for a part of its model while the step runs returns false after about `wait`: the
+    /// step stays in flight.
+    fn poll_collect(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
+        let _ = wait;
+        self.collect(output).map(|()| true)
+    }
+
+    /// The layers that nobody runs now, if there are some and the executor waits for them.
+    fn missing(&self) -> Option<MissingLayers> {
+        None
+    }
 
     /// Detects lost processes while no step runs, and continues to replace them, for at most `wait` or until the executor is
     /// ready. After a loss every session is gone; either this method or a call that failed has reported it.
@@ -67,6 +79,15 @@ pub enum Health {
     Rebuilding {
         why: Arc<str>,
     },
+}
+
+/// Layers that an executor waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingLayers {
+    pub layers: LayerRange,
+    pub since: Instant,
+    /// Why nobody runs them.
+    pub why: Arc<str>,
 }
 
 /// The state of one rank of an executor.
@@ -224,6 +245,14 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         (**self).collect(output)
+    }
+
+    fn poll_collect(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
+        (**self).poll_collect(output, wait)
+    }
+
+    fn missing(&self) -> Option<MissingLayers> {
+        (**self).missing()
     }
 
     fn poll_health(&mut self, wait: Duration) -> Health {

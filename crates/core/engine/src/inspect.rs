@@ -1,13 +1,19 @@
 //! What a model computes, for tests, for `consort debug` and for `consort bench --accuracy`: greedy continuations, and the logits
 //! of every position.
 
+use std::thread;
+use std::time::Duration;
+
 use types::{SessionId, TokenId};
 
 use crate::engine::{Engine, EngineError};
-use crate::executor::{Executor, ExecutorError};
+use crate::executor::{Executor, ExecutorError, OpenedSession};
 use crate::plan::{Phase, RequestedOutput, StepOutput, StepPlan};
 use crate::prefix::Prefix;
 use crate::request::{EventKind, Failure, FinishReason, Finished, Request};
+
+/// After that an executor is asked again for a session that is being opened.
+const OPEN_RETRY: Duration = Duration::from_millis(20);
 
 /// The greedy continuation of `prompt`: exactly `tokens` tokens, unless the context ends before.
 pub fn greedy<E: Executor>(
@@ -85,7 +91,7 @@ struct InspectedSequence<'a, E: Executor + ?Sized> {
 
 impl<'a, E: Executor + ?Sized> InspectedSequence<'a, E> {
     fn open(executor: &'a mut E, tokens_max: usize) -> Result<Self, ExecutorError> {
-        let session = executor.open(tokens_max, Prefix::NONE)?.session;
+        let session = open_patiently(executor, tokens_max)?.session;
         Ok(Self { executor, session, position: 0, plan: StepPlan::new(), output: StepOutput::new() })
     }
 
@@ -101,6 +107,19 @@ impl<'a, E: Executor + ?Sized> InspectedSequence<'a, E> {
         self.position += tokens.len();
         let (output, vocab) = (&self.output, self.executor.capacity().vocab);
         Ok(output.logits.iter().flat_map(move |rows| output.values(rows).chunks_exact(vocab)))
+    }
+}
+
+/// Opens a session, however often the executor says that this takes a while: it ends that itself.
+pub(crate) fn open_patiently<E: Executor + ?Sized>(
+    executor: &mut E,
+    tokens_max: usize,
+) -> Result<OpenedSession, ExecutorError> {
+    loop {
+        match executor.open(tokens_max, Prefix::NONE) {
+            Err(ExecutorError::Opening) => thread::sleep(OPEN_RETRY),
+            opened => return opened,
+        }
     }
 }
 

@@ -43,8 +43,9 @@ pub use coordinator_stage::CoordinatorStage;
 pub use embedding_and_head::EmbeddingAndHead;
 pub use engine::{
     CHUNK_DEFAULT, Engine, EngineError, EngineOptions, PREFILL_STEP_DEFAULT, REBUILD_TIMEOUT_DEFAULT, WAITING_MAX,
+    WaitingForModel,
 };
-pub use executor::{Capacity, Executor, ExecutorError, Health, OpenedSession, RankReport};
+pub use executor::{Capacity, Executor, ExecutorError, Health, MissingLayers, OpenedSession, RankReport};
 pub use generation::Generation;
 pub use local::LocalExecutor;
 pub use page_pool::PagePool;

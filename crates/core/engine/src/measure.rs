@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use types::{SessionId, TokenId};
 
 use crate::executor::{Executor, ExecutorError};
+use crate::inspect::open_patiently;
 use crate::plan::{Phase, RequestedOutput, StepOutput, StepPlan};
-use crate::prefix::Prefix;
 use crate::request::rate;
 use crate::sampler::SamplingParams;
 use crate::scheduler::pipelined_rows;
@@ -146,7 +146,7 @@ fn with_sessions<E: Executor + ?Sized>(
     let mut sessions = Vec::with_capacity(count);
     let mut result = Ok(());
     while sessions.len() < count && result.is_ok() {
-        result = executor.open(tokens_max, Prefix::NONE).map(|opened| sessions.push(opened.session));
+        result = open_patiently(executor, tokens_max).map(|opened| sessions.push(opened.session));
     }
     let result = result.and_then(|()| work(executor, &sessions));
     for session in sessions {

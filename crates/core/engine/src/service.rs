@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, WaitingForModel};
 use crate::executor::{Capacity, Executor, Health, RankReport};
 use crate::request::{Event, EventKind, Request, RequestId};
 use crate::stats::EngineStats;
@@ -95,6 +95,7 @@ struct ServiceState {
     stats: EngineStats,
     capacity: Capacity,
     health: Health,
+    waiting_for: Option<WaitingForModel>,
     ranks: Vec<RankReport>,
     ranks_at: Instant,
     /// [`Engine::headroom`], when the thread last published it.
@@ -124,6 +125,7 @@ impl Service {
             stats: engine.stats(),
             capacity: engine.capacity(),
             health: Health::Ready,
+            waiting_for: None,
             ranks: engine.executor().ranks(),
             ranks_at: Instant::now(),
             headroom: engine.headroom(),
@@ -188,6 +190,11 @@ impl Service {
     /// Whether the executor can run steps, as of the last poll.
     pub fn health(&self) -> Health {
         self.shared.lock().health.clone()
+    }
+
+    /// What requests wait for while no step can run, as of the last step.
+    pub fn waiting_for(&self) -> Option<WaitingForModel> {
+        self.shared.lock().waiting_for.clone()
     }
 
     /// The rank processes of the model, at most about a second old.
@@ -304,7 +311,7 @@ impl<E: Executor> ServiceThread<E> {
 
     fn publish(&mut self) {
         let (stats, capacity) = (self.engine.stats(), self.engine.capacity());
-        let health = self.engine.health();
+        let (health, waiting_for) = (self.engine.health(), self.engine.waiting_for());
         let mut state = self.guard.0.lock();
         if state.health != health || state.ranks_at.elapsed() >= RANKS_AGE {
             state.ranks = self.engine.executor().ranks();
@@ -313,6 +320,7 @@ impl<E: Executor> ServiceThread<E> {
         state.stats = stats;
         state.capacity = capacity;
         state.health = health;
+        state.waiting_for = waiting_for;
         state.headroom = self.engine.headroom();
         state.retry_after = self.engine.retry_after();
         state.submitted -= std::mem::take(&mut self.received);

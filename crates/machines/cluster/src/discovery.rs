@@ -2,18 +2,21 @@
 //!
 //! A node announces `_consort._tcp.local.` ([`Announcer`]); a coordinator browses for it ([`Browser`]) and gets an event
 //! for every node that comes or goes. What is announced is not authenticated: it tells where to connect, and why
-//! that would be in vain. The handshake of the connection decides.
+//! that would be in vain. The handshake of the connection decides. Invitations for machines without a key are announced as
+//! `_consort-invite._tcp.local.` ([`InvitationAnnouncer`]).
 
 mod announcement;
 mod announcer;
 mod browser;
 mod interfaces;
+mod invitations;
 mod node_table;
 
 pub use announcement::{Announcement, InvalidAnnouncement, NODE_NAME_BYTES_MAX, NodeName};
 pub use announcer::Announcer;
 pub use browser::{Browser, BrowserSettings, DiscoveryEvent};
 pub use interfaces::Interfaces;
+pub use invitations::{FoundInvitation, InvitationAnnouncer, find_invitations};
 pub use node_table::{ADDRESSES_MAX, DiscoveredNode, NODES_FOUND_MAX, NodeId, STRANGERS_FOUND_MAX, Unusable};
 
 /// The DNS-SD type of a node's service.

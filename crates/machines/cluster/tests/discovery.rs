@@ -6,7 +6,8 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use cluster::discovery::{
-    Announcement, Announcer, Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, Interfaces, MDNS_PORT, Unusable,
+    Announcement, Announcer, Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, FoundInvitation, Interfaces,
+    InvitationAnnouncer, MDNS_PORT, Unusable, find_invitations,
 };
 use net::ClusterKey;
 use testing::needs;
@@ -120,4 +121,32 @@ fn on_the_loopback_interface_nothing_is_heard_of_other_machines() {
     };
     assert_eq!(node.name.unwrap().as_str(), "local");
     assert!(node.addresses[0].as_str() == "127.0.0.1:7002", "{:?}", node.addresses);
+}
+
+#[test]
+fn invitations_are_found_while_they_are_open() {
+    let Some(machines) = Machines::new() else { return };
+    let announce = |name: &str, port| {
+        let name = name.parse().unwrap();
+        machines.on(1, || InvitationAnnouncer::start(&name, port, &Interfaces::All, MDNS_PORT).unwrap())
+    };
+    // A node is no invitation.
+    let _node = machines.announce(1, "kitchen", 1, 7420, &Interfaces::All);
+    let (first, _second) = (announce("kitchen", 7421), announce("attic", 7422));
+    let found = |count: usize| {
+        let is_ipv4 = |found: &FoundInvitation| found.addresses[0].as_str().parse::<SocketAddrV4>().is_ok();
+        let mut found = machines.on(0, || {
+            find_invitations(&Interfaces::All, MDNS_PORT, |found, waited| {
+                assert!(waited < PATIENCE, "{found:?}");
+                found.len() == count && found.iter().all(is_ipv4)
+            })
+        });
+        let found = found.as_mut().unwrap();
+        found.sort_by_key(|found| found.name.clone());
+        let text = |found: &FoundInvitation| format!("{} {}", found.name, found.addresses[0]);
+        found.iter().map(text).collect::<Vec<_>>()
+    };
+    assert_eq!(found(2), ["attic 10.78.0.2:7422", "kitchen 10.78.0.2:7421"]);
+    drop(first);
+    assert_eq!(found(1), ["attic 10.78.0.2:7422"]);
 }

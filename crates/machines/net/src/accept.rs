@@ -108,7 +108,7 @@ fn take_all<T>(finished: &Receiver<T>, take: &mut impl FnMut(T) -> ControlFlow<(
 }
 
 /// The next connection, if one comes within a [`TICK`].
-fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
+pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
     let mut fds = [PollFd::new(listener, PollFlags::IN)];
     match poll(&mut fds, Some(&POLL_TICK)) {
         Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(None),

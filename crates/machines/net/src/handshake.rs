@@ -58,7 +58,7 @@ pub fn dial(
 }
 
 /// The handshake on the side that connected.
-fn initiate(
+pub(crate) fn initiate(
     stream: TcpStream,
     key: &ClusterKey,
     hello: &Hello,

@@ -12,7 +12,7 @@ pub const PARAMETER_BYTES: usize = 10;
 
 pub(crate) const MAGIC: [u8; 8] = *b"consort\0";
 
-/// What a connection is for. 1 and 2 are purposes of `ranks`, 3 to 15 of `cluster`.
+/// What a connection is for. 1 and 2 are purposes of `ranks`, 3 to 15 of `cluster`, 16 is that of invitations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Purpose(pub u8);
 

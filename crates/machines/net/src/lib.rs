@@ -9,6 +9,8 @@
 //! accepted. A peer without the key is refused before any Diffie-Hellman. A peer that does not complete the handshake
 //! within its deadline is dropped. Handshakes run in parallel ([`accept_all`]), so a slow peer does not delay others.
 //!
+//! A machine that has no key yet gets it by an [`invitation`].
+//!
 //! # Messages
 //!
 //! A [`MessageStream`] carries messages of a kind and a body in both directions, and heartbeats. A [`SecureListener`]
@@ -29,6 +31,7 @@ mod address;
 pub mod fuzzing;
 mod handshake;
 mod hello;
+pub mod invitation;
 mod key;
 mod listener;
 mod message;

@@ -1,5 +1,6 @@
 //! `consort join`: lends this machine to the cluster of its network.
 
+mod by_code;
 mod weights_progress;
 
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use cluster::measure::{ProbeSettings, measure_machine};
 use cluster::node::{Node, NodeOptions, NodeRanks};
 use cluster::wire::control::WireFacts;
 use kernels::cpu::Level;
+use net::{ClusterKey, PeerAddress};
 use tracing::{info, warn};
 use types::WorldSize;
 use weights::{StoreLimits, TensorStore};
@@ -26,6 +28,7 @@ use crate::executors::group::current_executable;
 use crate::listening;
 use crate::options::{CpuLevelOption, KeyOptions, bytes, cpus, rank_count, thread_count};
 use crate::store::Settings;
+use crate::usage::UsageError;
 use weights_progress::WeightsProgress;
 
 /// What stays free on the disk of the store.
@@ -34,10 +37,17 @@ pub const DISK_FREE_MIN: u64 = 1 << 30;
 /// Lend this machine to the cluster on this network
 ///
 /// A machine that runs `consort serve --cluster` with the same key finds this one, sends it the weights of some layers, and
-/// runs them here. It needs no model. Received weights are kept, so that they are sent once. Ctrl-C or SIGTERM ends it.
-/// With --protocol cake, masters of cake are served instead, on port 10128, without encryption.
+/// runs them here. It needs no model. Without a key, it asks for the code that `consort cluster invite` shows on a machine of the
+/// cluster. Key and weights are kept, so that they are sent once. Ctrl-C or SIGTERM ends it. With --protocol cake, masters of cake are served instead, on port 10128, without encryption.
 #[derive(Args, Debug)]
 pub struct JoinArgs {
+    /// Join the cluster of the machine that shows a code there, also if this one has the key of another [default: an invitation is
+    /// looked for if there is no key]
+    #[arg(value_name = "HOST[:PORT]", value_parser = by_code::invitation_address)]
+    machine: Option<PeerAddress>,
+    /// The same
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = by_code::invitation_address, conflicts_with = "machine")]
+    invitation: Option<PeerAddress>,
     /// Address to listen on; 0.0.0.0 is every address of this machine, port 0 any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7420")]
     #[arg(default_value_if("protocol", "cake", "0.0.0.0:10128"))]
@@ -85,17 +95,20 @@ impl JoinArgs {
         #[cfg(debug_assertions)]
         install_fault()?;
         if let Some(cake) = cake {
+            if self.machine.is_some() || self.invitation.is_some() {
+                return Err(UsageError::new("--protocol cake has no invitations: give the key").into());
+            }
             watch_signals()?;
             return cake.serve(self);
         }
-        let key = self.key.key_if_saved()?;
+        let name = self.name.clone().map_or_else(host_name, Ok)?;
+        let key = self.cluster_key(&name)?;
         let folder = match self.store {
             Some(folder) => folder,
             None => Settings::from_environment()?.own_cache.join("tensors"),
         };
         let limits = StoreLimits { bytes_max: self.store_max, free_bytes_min: DISK_FREE_MIN };
         let store = TensorStore::open(&folder, limits)?;
-        let name = self.name.map_or_else(host_name, Ok)?;
         let (world, level) = (self.tensor_parallel.get(), self.cpu_level.level()?);
         let threads = self.threads.map_or_else(|| (cpus() / usize::from(world)).max(1), NonZeroUsize::get);
         let facts = facts(&name, threads, world, level)?;
@@ -131,6 +144,20 @@ impl JoinArgs {
         let ranks = self.tensor_parallel;
         info!(name = name.as_str(), ranks, threads, cpu = level.name(), "ready to run layers: listening on {address}");
         node.serve(is_shutting_down).context("serve coordinators")
+    }
+}
+
+impl JoinArgs {
+    /// The key that is given or kept, or the one that a code brings.
+    fn cluster_key(&self, name: &NodeName) -> Result<ClusterKey> {
+        let invitation = self.machine.as_ref().or(self.invitation.as_ref());
+        if invitation.is_some() && self.key.is_given() {
+            let message = "an invitation brings a key: leave out --cluster-key-file, --cluster-key and CONSORT_CLUSTER_KEY";
+            return Err(UsageError::new(message).into());
+        }
+        let kept = if invitation.is_none() { self.key.text_if_kept()? } else { None };
+        let text = kept.map_or_else(|| by_code::join_by_code(invitation, name, self.no_mdns), Ok)?;
+        Ok(ClusterKey::from_passphrase(&text)?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line: one file for each command.
 
 mod chat;
+mod cluster;
 mod completions;
 mod debug;
 // The document describes a build with all features.
@@ -50,6 +51,7 @@ enum Command {
     Chat(chat::ChatArgs),
     Serve(Box<serve::ServeArgs>),
     Join(join::JoinArgs),
+    Cluster(cluster::ClusterArgs),
     Plan(Box<plan::PlanArgs>),
     Ranks(ranks::RanksArgs),
     Swarm(SwarmArgs),
@@ -98,6 +100,7 @@ impl Cli {
             Command::Chat(command) => return command.run(),
             Command::Serve(command) => return command.run(),
             Command::Join(command) => command.run()?,
+            Command::Cluster(command) => return command.run(),
             Command::Plan(command) => command.run()?,
             Command::Ranks(command) => command.run()?,
             Command::Swarm(command) => return command.run(),

@@ -18,12 +18,14 @@ use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, LoadOptions};
-use net::{KeyFingerprint, PeerAddress};
+use net::{ClusterKey, KeyFingerprint, PeerAddress};
 use plan::{UnusableNode, Workload};
 use types::LayerRange;
 use weights::HashCache;
 
 use super::{LoadObserver, OpenedModel};
+use crate::commands::join::host_name;
+use crate::invitations::Invitations;
 use crate::options::CpuLevelOption;
 use crate::placement::{ClusterPlacement, RequestedLayout};
 use crate::progress;
@@ -44,6 +46,9 @@ const PROMPT_TOKENS: usize = 512;
 /// The tokens before one that is generated, unless the context is short: a plan is for conversations, not for full contexts.
 const POSITIONS: usize = 512;
 
+/// How another machine gets in.
+const INVITE: &str = "`consort cluster invite` lets another one join, which runs `consort join`";
+
 /// The executor of a model on several machines.
 pub type ClusterChain = Chain<CpuBackend, Coordinator>;
 
@@ -55,7 +60,10 @@ pub fn form(
     observer: &mut dyn LoadObserver,
 ) -> Result<ClusterChain> {
     let prepared = prepare(cluster, model, layers, &mut |text| observer.note(text))?;
-    let PreparedCluster { model, coordinator, search } = prepared;
+    let PreparedCluster { model, coordinator, search, key_text } = prepared;
+    if let Ok(name) = host_name() {
+        observer.inviter(Arc::new(Invitations::new(key_text, name)));
+    }
     let (hidden, layout) = (model.facts().hidden, coordinator.layout.clone());
     let mut coordinator = Coordinator::start(coordinator, model).context("start the coordinator")?;
     let times = coordinator.times();
@@ -84,7 +92,7 @@ pub fn form(
 
 /// Finds machines and loads nothing. Also returns those that cannot be used.
 pub fn survey(cluster: &ClusterPlacement, model: &OpenedModel<'_>) -> Result<(Survey, Vec<UnusableNode>)> {
-    let PreparedCluster { model, coordinator, search } =
+    let PreparedCluster { model, coordinator, search, .. } =
         prepare(cluster, model, None, &mut |text| terminal::note(text))?;
     let mut discovery = NodeDiscovery::default();
     let spinner = progress::spinner("looking for machines");
@@ -116,7 +124,10 @@ fn prepare(
         peers.extend(planned);
         Vec::new()
     };
-    let key = cluster.key.key_or_saved()?;
+    let key_text = cluster.key.text_or_made(|file| {
+        note(&format!("this machine has made a key for its cluster, in {}; {INVITE}", file.display()));
+    })?;
+    let key = ClusterKey::from_passphrase(&key_text)?;
     let coordinator = CoordinatorOptions {
         key: key.clone(),
         silence: SILENCE,
@@ -128,7 +139,7 @@ fn prepare(
         replan: ReplanOptions::default(),
     };
     let search = NodeSearch { discovers: cluster.discovers.then(|| key.fingerprint()), dialled };
-    Ok(PreparedCluster { model: cluster_model(path, checkpoint, options, cpu, layers)?, coordinator, search })
+    Ok(PreparedCluster { model: cluster_model(path, checkpoint, options, cpu, layers)?, coordinator, search, key_text })
 }
 
 /// The layout for a model with so many layers, and the addresses in the plan.
@@ -192,6 +203,8 @@ struct PreparedCluster {
     model: ClusterModel,
     coordinator: CoordinatorOptions,
     search: NodeSearch,
+    /// For machines that are invited.
+    key_text: String,
 }
 
 /// How nodes are found, beside those that a coordinator waits for.
@@ -228,6 +241,9 @@ fn notes(report: &ClusterReport, layout: &Layout, discovery: &NodeDiscovery) -> 
     let stages: Vec<_> = stages.filter_map(|stage| Some(format!("{} on {}", stage.layers?, stage.name))).collect();
     notes.push(format!("layers {}", stages.join(", ")));
     notes.extend(unusable(report).chain(discovery.unusable()).map(|node| format!("not used: {node}")));
+    if report.nodes.is_empty() {
+        notes.push(format!("no other machine was found: {INVITE}"));
+    }
     notes
 }
 

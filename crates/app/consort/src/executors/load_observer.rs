@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use server::ClusterMonitor;
+use server::{ClusterMonitor, Inviter};
 
 use super::cluster::ChainMonitor;
 use crate::progress;
@@ -18,6 +18,9 @@ pub trait LoadObserver {
 
     /// They are a chain of machines.
     fn chain(&mut self, _monitor: &ChainMonitor) {}
+
+    /// Others can be invited to the cluster of this machine.
+    fn inviter(&mut self, _inviter: Arc<dyn Inviter>) {}
 
     /// The first chain of machines cannot be formed yet.
     fn waiting(&mut self, why: &str) {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use engine::{
-    Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Executor, ExecutorError, Health, MissingLayers, OpenedSession, Prefix, StepOutput,
+    StepPlan,
 };
 use kernels::cpu::CpuBackend;
 use p2p::{Identity, NetworkKey, NodeOptions};
@@ -163,6 +164,14 @@ impl Executor for SwarmChain {
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
         self.executor.collect(output)
+    }
+
+    fn poll_collect(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
+        self.executor.poll_collect(output, wait)
+    }
+
+    fn missing(&self) -> Option<MissingLayers> {
+        self.executor.missing()
     }
 
     fn poll_health(&mut self, wait: Duration) -> Health {

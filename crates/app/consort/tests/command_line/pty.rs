@@ -56,6 +56,7 @@ impl Pty {
         Self { child, terminal, output, seen: Vec::new() }
     }
 
+    /// Of the program.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

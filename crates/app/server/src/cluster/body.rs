@@ -1,5 +1,6 @@
 //! The body of `/v1/cluster`.
 
+use engine::WaitingForModel;
 use serde::Serialize;
 use types::LayerRange;
 use utoipa::ToSchema;
@@ -10,6 +11,7 @@ use super::snapshot::{
 };
 use super::swarm::{NodePeerBody, StagePeerBody, SwarmBody};
 use super::text::{bounded_address, bounded_name, bounded_reason};
+use crate::ids::unix_now;
 use crate::models::ModelSlot;
 use crate::load_stage::LoadStage;
 use crate::metrics::TokenRates;
@@ -34,6 +36,8 @@ pub struct ClusterBody {
     reason: Option<String>,
     /// Why there is no chain: what it waits for
     waiting: Option<String>,
+    /// What requests wait for now; null while none waits
+    waiting_for: Option<WaitingForBody>,
     model: String,
     /// Layers of the model, once they are known
     layers: Option<usize>,
@@ -57,6 +61,19 @@ pub struct ClusterBody {
     events: Vec<EventBody>,
     /// The rank processes of this machine; empty if there is only one process
     ranks: Vec<RankStatus>,
+}
+
+/// Requests wait, because a part of the model is not there. They end with an error after `--replay` seconds
+#[derive(Serialize, ToSchema)]
+#[schema(as = WaitingFor)]
+pub struct WaitingForBody {
+    /// The layers that no machine runs now; null if that is not known
+    layers: Option<LayersBody>,
+    /// In seconds since 1970
+    since: u64,
+    /// The time that has passed since then
+    seconds: f64,
+    reason: String,
 }
 
 /// Tokens per second
@@ -227,6 +244,7 @@ impl Common<'_> {
             state: self.load_stage.name(),
             reason: self.load_stage.check_ready().err().map(|error| error.message),
             waiting: None,
+            waiting_for: self.load_stage.loaded_model().and_then(|model| WaitingForBody::of(&model)),
             model: self.name.to_owned(),
             layers,
             chains: 0,
@@ -308,6 +326,16 @@ fn stage_state(stage: &StageSnapshot, chain: &ChainSnapshot, is_ready: bool) -> 
         Some(node) if is_lost(node) => "lost",
         _ if is_ready => "running",
         _ => "waiting",
+    }
+}
+
+impl WaitingForBody {
+    fn of(model: &ServedModel) -> Option<Self> {
+        let WaitingForModel { layers, since, why } = model.service.waiting_for()?;
+        let waited = since.elapsed();
+        let since = unix_now().saturating_sub(waited.as_secs());
+        let reason = bounded_reason(&why);
+        Some(Self { layers: layers.map(LayersBody::from), since, seconds: waited.as_secs_f64(), reason })
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod body;
 mod history;
+mod invitation;
 mod snapshot;
 mod swarm;
 mod text;
@@ -23,6 +24,8 @@ use crate::monitoring::{ModelQuery, slot_of};
 use body::ClusterBody;
 
 pub use history::{ClusterEvent, ClusterEventKind, EventMachine, WatchedCluster};
+pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
+pub(crate) use invitation::SharedInviter;
 pub use snapshot::{
     BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
     StageMemory, StageSnapshot, StageTime,
@@ -43,11 +46,12 @@ pub trait ClusterMonitor: Send + Sync {
 pub(crate) type SharedMonitor = Arc<dyn ClusterMonitor>;
 
 pub fn router() -> Router<SharedApp> {
-    Router::new().route("/v1/cluster", get(cluster))
+    let invitation = get(invitation::show).post(invitation::open).delete(invitation::close);
+    Router::new().route("/v1/cluster", get(cluster)).route("/v1/cluster/invitation", invitation)
 }
 
 #[derive(OpenApi)]
-#[openapi(paths(cluster))]
+#[openapi(paths(cluster, invitation::show, invitation::open, invitation::close))]
 pub struct ClusterPaths;
 
 /// Where the layers of the model run

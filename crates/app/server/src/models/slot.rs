@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::Health;
 use tokio::sync::watch;
 
-use crate::cluster::{SharedMonitor, WatchedCluster};
+use crate::cluster::{SharedInviter, SharedMonitor, WatchedCluster};
 use crate::load_stage::LoadStage;
 use crate::metrics::ModelMetrics;
 use crate::served_model::ServedModel;
@@ -29,6 +29,7 @@ pub struct ModelSlot {
 struct SlotState {
     stage: LoadStage,
     cluster: Option<SharedMonitor>,
+    inviter: Option<SharedInviter>,
     /// Requests that use the model now.
     uses: usize,
     used_at: Instant,
@@ -44,6 +45,7 @@ impl ModelSlot {
         let state = SlotState {
             stage,
             cluster: None,
+            inviter: None,
             uses: 0,
             used_at: Instant::now(),
             keep,
@@ -97,6 +99,16 @@ impl ModelSlot {
     pub fn set_cluster(&self, monitor: SharedMonitor) {
         let watched = WatchedCluster::start(monitor);
         self.change(|state| state.cluster = Some(watched));
+    }
+
+    /// `None` if the model has no cluster that other machines could join.
+    pub fn inviter(&self) -> Option<SharedInviter> {
+        self.lock().inviter.clone()
+    }
+
+    /// Sets who can let other machines join the cluster of the model.
+    pub fn set_inviter(&self, inviter: SharedInviter) {
+        self.change(|state| state.inviter = Some(inviter));
     }
 
     /// Notices every change of the state from now on.
@@ -171,7 +183,7 @@ impl ModelSlot {
                 taken = Some(Arc::clone(model));
                 state.stage = LoadStage::Unloaded;
                 self.metrics.end_engine();
-                state.cluster = None;
+                (state.cluster, state.inviter) = (None, None);
             }
             state.is_retiring &= state.uses > 0;
         });

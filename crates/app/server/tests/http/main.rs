@@ -9,6 +9,7 @@ mod completions;
 mod contract;
 mod embeddings;
 mod errors;
+mod invitation;
 mod listen;
 mod messages;
 mod models;

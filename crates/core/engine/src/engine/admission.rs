@@ -10,13 +10,14 @@ use crate::request::Event;
 use crate::sequence::Sequence;
 
 impl<E: Executor> Engine<E> {
-    /// Opens sessions for waiting sequences, in the order of the queue, while they fit.
-    pub(super) fn admit(&mut self, events: &mut Vec<Event>) -> Result<(), ExecutorError> {
+    /// Opens sessions for waiting sequences, in the order of the queue, while they fit. True if nothing runs because the first
+    /// session is still being opened.
+    pub(super) fn admit(&mut self, events: &mut Vec<Event>) -> Result<bool, ExecutorError> {
         loop {
             let capacity = self.executor.capacity();
             let running = &self.running;
             let may_run = |next: &Sequence| !running.iter().any(|other| computes_pages_of(other, next, &capacity));
-            let Some(position) = self.waiting.next(may_run) else { return Ok(()) };
+            let Some(position) = self.waiting.next(may_run) else { return Ok(false) };
             let next = self.waiting.get(position);
             if let Some(reason) = next.end_reason() {
                 let mut sequence = self.waiting.take(position);
@@ -29,11 +30,12 @@ impl<E: Executor> Engine<E> {
             let unclaimed = capacity.pages_free.saturating_sub(claimed);
             let is_blocked = self.blocked.is_some_and(|(id, pages)| id == next.id && unclaimed <= pages);
             if self.running.len() >= capacity.sequences_max || is_blocked && !self.running.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             let opened = match self.executor.open(next.length_max, next.prefix()) {
                 Ok(opened) => opened,
-                Err(error) if error.is_retryable() && !self.running.is_empty() => return Ok(()),
+                Err(error) if error.is_retryable() && !self.running.is_empty() => return Ok(false),
+                Err(ExecutorError::Opening) => return Ok(true),
                 Err(error) => return Err(error),
             };
             // The cached pages that it found were counted as free until it opened its session.
@@ -41,7 +43,7 @@ impl<E: Executor> Engine<E> {
             if claimed + missing > self.executor.capacity().pages_free && !self.running.is_empty() {
                 self.blocked = Some((next.id, unclaimed));
                 self.executor.close(opened.session);
-                return Ok(());
+                return Ok(false);
             }
             let mut sequence = self.waiting.take(position);
             if sequence.admit(opened, self.clock.now()) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Engine;
-use crate::executor::{Executor, ExecutorError, Health};
+use super::{Engine, WaitingForModel};
+use crate::executor::{Executor, ExecutorError, Health, MissingLayers};
 use crate::request::{Event, EventKind, Failure, FinishReason};
 
 /// How often a request is requeued, without a new token between, because the executor lost a process while a step with its
@@ -16,7 +16,11 @@ impl<E: Executor> Engine<E> {
     pub(super) fn poll_health(&mut self, wait: Duration, events: &mut Vec<Event>) -> Health {
         let health = self.executor.poll_health(wait);
         match &health {
-            Health::Ready => self.rebuilding = None,
+            Health::Ready => {
+                self.rebuilding = None;
+                // Otherwise the requests wait until a step has run.
+                self.waiting_since = self.waiting_since.filter(|_| !self.is_idle());
+            }
             Health::Rebuilding { why } => self.requeue_all(why, events),
         }
         health
@@ -25,15 +29,40 @@ impl<E: Executor> Engine<E> {
     /// Whether requests have waited for the executor for longer than `rebuild_timeout`.
     pub(super) fn rebuild_timed_out(&self) -> bool {
         let waited = |since: Instant| self.clock.now().saturating_duration_since(since);
-        self.rebuilding.as_ref().is_some_and(|&(since, _)| waited(since) > self.options.rebuild_timeout)
+        self.waiting_since.is_some_and(|since| waited(since) > self.options.rebuild_timeout)
+    }
+
+    /// Why requests end that have waited for too long.
+    pub(super) fn timed_out(&self, why: &Arc<str>) -> ExecutorError {
+        let seconds = self.options.rebuild_timeout.as_secs();
+        let Some(MissingLayers { layers, .. }) = self.executor.missing() else {
+            return ExecutorError::Lost { why: format!("it was not replaced within {seconds} s: {why}").into() };
+        };
+        ExecutorError::Lost { why: format!("nobody has run layers {layers} for {seconds} s: {why}").into() }
+    }
+
+    /// A step cannot begin, or cannot end, because the executor looks for a part of the model. An error after `rebuild_timeout`.
+    pub(super) fn wait_for_model(&mut self) -> Result<(), ExecutorError> {
+        self.begin_waiting();
+        match self.waiting_for() {
+            Some(WaitingForModel { why, .. }) if self.rebuild_timed_out() => Err(ExecutorError::Lost { why }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The time counts from when the executor has known of the loss.
+    fn begin_waiting(&mut self) {
+        let now = self.clock.now();
+        let since = self.executor.missing().map_or(now, |missing| missing.since.min(now));
+        self.waiting_since.get_or_insert(since);
     }
 
     /// The executor lost its sessions: the running sequences are requeued with the tokens they have. A sequence whose rows
     /// were in flight at more than [`LOSSES_MAX`] losses in a row may be their cause, and fails. One that was only present goes on.
     pub(super) fn requeue_all(&mut self, why: &Arc<str>, events: &mut Vec<Event>) {
         let now = self.clock.now();
-        let since = self.rebuilding.take().map_or(now, |(since, _)| since);
-        self.rebuilding = Some((since, why.clone()));
+        self.begin_waiting();
+        self.rebuilding = Some(why.clone());
         let oldest_step = self.in_flight.front().map(|step| step.number);
         self.in_flight.clear();
         self.blocked = None;

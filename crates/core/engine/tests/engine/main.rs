@@ -1,6 +1,7 @@
 //! The engine and its executors, on small models and on a fake executor. One program, because each compiles the executor anew.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod absent_layers;
 mod invariance;
 mod layer_parts;
 mod local;

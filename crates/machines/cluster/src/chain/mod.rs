@@ -17,10 +17,11 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use engine::{
-    Capacity, CoordinatorStage, Executor, ExecutorError, Health, OpenedSession, Prefix, StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Executor, ExecutorError, Health, MissingLayers, OpenedSession, Prefix, StepOutput,
+    StepPlan,
 };
 use kernels::Backend;
-use types::SessionId;
+use types::{LayerRange, SessionId};
 
 use crate::wire::chain::{CloseMessage, OpenMessage, StepEntry, StepMessage, TruncateMessage};
 use deadline::StepDeadline;
@@ -38,6 +39,11 @@ pub trait ChainBuilder<B: Backend>: Send {
 
     /// The chain that was formed, if one is ready within `wait`.
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<B>>;
+
+    /// The layers for which a machine is missing, and why, while no chain is formed; `None` if it does not know them yet.
+    fn missing(&self) -> Option<(LayerRange, String)> {
+        None
+    }
 
     /// Why the current chain is to be formed again, if it is. Asked before each step, and while nothing runs.
     fn replacement(&mut self) -> Option<String> {
@@ -70,6 +76,7 @@ enum State<B: Backend> {
     Ready(FormedChain<B>),
     Forming {
         why: Arc<str>,
+        since: Instant,
         /// Whether the engine knows that all sessions are gone.
         is_reported: bool,
     },
@@ -135,7 +142,7 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
     fn formed(&mut self) -> Result<&mut FormedChain<B>, ExecutorError> {
         match &mut self.state {
             State::Ready(formed) => Ok(formed),
-            State::Forming { why, is_reported } => {
+            State::Forming { why, is_reported, .. } => {
                 *is_reported = true;
                 Err(ExecutorError::Lost { why: why.clone() })
             }
@@ -145,7 +152,7 @@ impl<B: Backend, F: ChainBuilder<B>> Chain<B, F> {
     /// Ends the chain and has another one formed.
     fn lose(&mut self, why: &str) {
         let why: Arc<str> = why.into();
-        let forming = State::Forming { why: why.clone(), is_reported: false };
+        let forming = State::Forming { why: why.clone(), since: Instant::now(), is_reported: false };
         let State::Ready(FormedChain { stage, link }) = std::mem::replace(&mut self.state, forming) else { return };
         self.spare_plans.extend(self.flights.drain(..).map(|flight| flight.plan));
         self.builder.rebuild(&why, Some(stage));
@@ -322,11 +329,17 @@ impl<B: Backend, F: ChainBuilder<B>> Executor for Chain<B, F> {
         finished.or_else(|error| self.lost(&error.to_string()))
     }
 
+    fn missing(&self) -> Option<MissingLayers> {
+        let State::Forming { since, .. } = &self.state else { return None };
+        let (layers, why) = self.builder.missing()?;
+        Some(MissingLayers { layers, since: *since, why: why.into() })
+    }
+
     fn poll_health(&mut self, wait: Duration) -> Health {
         self.drain_events();
         match &mut self.state {
             State::Ready(_) => return Health::Ready,
-            State::Forming { why, is_reported: is_reported @ false } => {
+            State::Forming { why, is_reported: is_reported @ false, .. } => {
                 *is_reported = true;
                 return Health::Rebuilding { why: why.clone() };
             }

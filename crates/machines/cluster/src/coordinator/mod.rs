@@ -27,6 +27,7 @@ use engine::CoordinatorStage;
 use kernels::cpu::CpuBackend;
 use net::ClusterKey;
 use tracing::{info, warn};
+use types::LayerRange;
 
 use crate::chain::{ChainBuilder, ChainTimes, FormedChain, LinkEnd};
 use crate::wire::control::{ControlReply, ControlRequest, WireFault};
@@ -176,6 +177,10 @@ impl ChainBuilder<CpuBackend> for Coordinator {
         // They were meant for a chain before.
         self.replacements.try_iter().for_each(drop);
         Some(formed)
+    }
+
+    fn missing(&self) -> Option<(LayerRange, String)> {
+        self.report.lock().missing()
     }
 
     fn replacement(&mut self) -> Option<String> {

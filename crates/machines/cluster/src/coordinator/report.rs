@@ -45,6 +45,30 @@ impl ClusterReport {
         (sum(|weights| weights.received.min(weights.bytes)), sum(|weights| weights.bytes))
     }
 
+    /// The layers of the last chain whose nodes are not ready, and the nodes with the reasons; if all nodes are, all layers of
+    /// nodes. As a range, it may have layers of other nodes between.
+    pub(super) fn missing(&self) -> Option<(LayerRange, String)> {
+        let stages = self.stages.iter().filter_map(|&(address, layers)| Some((address?, layers)));
+        let (mut away, mut why) = (Vec::new(), Vec::new());
+        for (address, layers) in stages.clone() {
+            let node = self.nodes.iter().find(|node| node.address == address);
+            let name = node.and_then(|node| node.name.clone()).unwrap_or_else(|| address.to_string());
+            match node.map(|node| &node.state) {
+                Some(NodeState::Ready) => continue,
+                Some(NodeState::Failed { why: reason }) => why.push(format!("{name} with layers {layers}: {reason}")),
+                Some(NodeState::Connecting) | None => why.push(format!("{name} with layers {layers} is not there")),
+            }
+            away.push(layers);
+        }
+        if away.is_empty() {
+            away = stages.map(|(_, layers)| layers).collect();
+            why.extend(self.waiting.clone());
+        }
+        let (first, last) = (away.first()?, away.last()?);
+        let layers = LayerRange::new(u32::try_from(first.start()).ok()?, u32::try_from(last.end()).ok()?)?;
+        Some((layers, if why.is_empty() { "another chain is formed".to_owned() } else { why.join("; ") }))
+    }
+
     /// A node says that it has received so many bytes of what it lacked.
     pub(super) fn received(&mut self, address: SocketAddr, bytes: u64) {
         if let Some(weights) = self.weights.iter_mut().find(|weights| weights.address == address) {
@@ -87,4 +111,41 @@ pub enum NodeState {
     Failed {
         why: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layers_of_nodes_that_are_away_are_missing() {
+        let addresses: [SocketAddr; 3] = [1, 2, 3].map(|host| SocketAddr::from(([10, 0, 0, host], 7420)));
+        let layers = |start, end| LayerRange::new(start, end).unwrap();
+        let node = |index: usize, state| NodeReport {
+            address: addresses[index],
+            name: Some(format!("n{index}")),
+            state,
+            facts: None,
+            not_used: None,
+            link: None,
+        };
+        let why = "nothing came from it".to_owned();
+        let mut report = ClusterReport {
+            nodes: vec![node(0, NodeState::Ready), node(1, NodeState::Failed { why })],
+            stages: vec![
+                (None, layers(0, 2)),
+                (Some(addresses[0]), layers(2, 4)),
+                (Some(addresses[1]), layers(4, 7)),
+                (Some(addresses[2]), layers(7, 8)),
+            ],
+            ..ClusterReport::default()
+        };
+        let why = "n1 with layers 4..7: nothing came from it; 10.0.0.3:7420 with layers 7..8 is not there";
+        assert_eq!(report.missing(), Some((layers(4, 8), why.to_owned())));
+        report.nodes = [0, 1, 2].map(|index| node(index, NodeState::Ready)).into();
+        report.waiting = Some("no room".to_owned());
+        assert_eq!(report.missing(), Some((layers(2, 8), "no room".to_owned())));
+        report.stages.truncate(1);
+        assert_eq!(report.missing(), None);
+    }
 }

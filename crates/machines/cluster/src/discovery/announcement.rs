@@ -49,16 +49,22 @@ impl Announcement {
 
     /// Reads the values of a TXT record, which `value` returns by key.
     pub fn from_txt<'a>(value: impl Fn(&'static str) -> Option<&'a [u8]>) -> Result<Self, InvalidAnnouncement> {
-        let text = |key: &'static str| {
-            let bytes = value(key).filter(|bytes| bytes.len() <= VALUE_BYTES_MAX);
-            bytes.and_then(|bytes| str::from_utf8(bytes).ok()).ok_or(InvalidAnnouncement::Field(key))
-        };
+        let text = |key: &'static str| txt_text(&value, key);
         let version = text(VERSION)?;
         let digits = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
         let version = version.parse().ok().filter(|_| digits).ok_or(InvalidAnnouncement::Field(VERSION))?;
         let fingerprint = text(KEY)?.parse().map_err(|_| InvalidAnnouncement::Field(KEY))?;
         Ok(Self { version, fingerprint, name: text(NAME)?.parse()? })
     }
+}
+
+/// A value of a TXT record, which `value` returns by key.
+pub(super) fn txt_text<'a>(
+    value: impl Fn(&'static str) -> Option<&'a [u8]>,
+    key: &'static str,
+) -> Result<&'a str, InvalidAnnouncement> {
+    let bytes = value(key).filter(|bytes| bytes.len() <= VALUE_BYTES_MAX);
+    bytes.and_then(|bytes| str::from_utf8(bytes).ok()).ok_or(InvalidAnnouncement::Field(key))
 }
 
 impl NodeName {

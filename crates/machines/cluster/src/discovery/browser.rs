@@ -190,7 +190,7 @@ impl Pending {
     }
 }
 
-fn socket_address(address: &ScopedIp, port: u16) -> SocketAddr {
+pub(super) fn socket_address(address: &ScopedIp, port: u16) -> SocketAddr {
     match (address, address.to_ip_addr()) {
         (ScopedIp::V6(scoped), IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
             SocketAddrV6::new(ip, port, 0, scoped.scope_id().index).into()

@@ -121,7 +121,7 @@ impl NodeTable {
 }
 
 /// IPv4 first, because an address of one link is always unambiguous there; then IPv6, those of one link last.
-fn ordered(addresses: &[SocketAddr]) -> Vec<PeerAddress> {
+pub(super) fn ordered(addresses: &[SocketAddr]) -> Vec<PeerAddress> {
     let rank = |address: &SocketAddr| match address {
         SocketAddr::V4(_) => 0,
         SocketAddr::V6(v6) if !v6.ip().is_unicast_link_local() => 1,

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use engine::MissingLayers;
 use rustix::rand::GetRandomFlags;
 use swarm::{ModelDigest, Offence, PeerChain, PeerId, RouteError};
 use types::LayerRange;
@@ -54,8 +55,30 @@ pub(super) struct ClientContext {
     pub foreign: ForeignPeers,
     links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
     next_span: AtomicU64,
+    searches: Mutex<HashMap<u64, MissingLayers>>,
     /// The chain that was formed or changed last.
     pub last_chain: Mutex<Vec<SpanReport>>,
+}
+
+/// A session that looks for peers.
+pub(super) struct PeerSearch {
+    context: Arc<ClientContext>,
+    number: u64,
+}
+
+impl PeerSearch {
+    /// An attempt failed.
+    pub fn failed(&self, why: &str) {
+        if let Some(missing) = lock(&self.context.searches).get_mut(&self.number) {
+            missing.why = why.into();
+        }
+    }
+}
+
+impl Drop for PeerSearch {
+    fn drop(&mut self) {
+        lock(&self.context.searches).remove(&self.number);
+    }
 }
 
 /// A span of the chain that was formed or changed last.
@@ -92,6 +115,7 @@ impl ClientContext {
             foreign,
             links,
             next_span: AtomicU64::new(1),
+            searches: Mutex::default(),
             last_chain,
         }
     }
@@ -125,6 +149,19 @@ impl ClientContext {
         links.retain(|_, link| !link.is_ended());
         let start = || PeerLink::start(Arc::clone(&self.dial), peer, self.rows_max, self.hidden);
         Arc::clone(links.entry(peer).or_insert_with(start))
+    }
+
+    /// A session looks for peers for these layers, until the value is dropped.
+    pub fn search(self: &Arc<Self>, layers: LayerRange) -> PeerSearch {
+        let number = self.next_span.fetch_add(1, Ordering::Relaxed);
+        let missing = MissingLayers { layers, since: Instant::now(), why: "peers are looked for".into() };
+        lock(&self.searches).insert(number, missing);
+        PeerSearch { context: Arc::clone(self), number }
+    }
+
+    /// What the session misses that has looked for the longest time.
+    pub fn missing(&self) -> Option<MissingLayers> {
+        lock(&self.searches).values().min_by_key(|missing| missing.since).cloned()
     }
 
     /// The round trip to a peer that was measured last.

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{self as sync, TryRecvError};
+use std::sync::mpsc::{self as sync, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Capacity, CoordinatorStage, Entry, EntryWithoutStates, Executor, ExecutorError, Health, OpenedSession, Prefix,
-    StepOutput, StepPlan,
+    Capacity, CoordinatorStage, Entry, EntryWithoutStates, Executor, ExecutorError, Health, MissingLayers,
+    OpenedSession, Prefix, StepOutput, StepPlan,
 };
 use kernels::Backend;
 use swarm::{ChainSpan, ModelDigest, PeerChain, PeerId, RouteError};
@@ -29,6 +29,8 @@ const DEPTH: usize = 4;
 pub const RUN_ROWS_MAX: usize = 512;
 /// How long a session is kept for which nobody has asked again.
 const OPENING_KEPT: Duration = Duration::from_secs(20);
+/// How long the engine waits for a session's chain before it looks again.
+const OPENING_WAIT: Duration = Duration::from_millis(100);
 const SESSION_ENDED: &str = "a session of the swarm ended";
 /// The length for which a chain has to have room for the client to count as ready.
 const READY_TOKENS: usize = 32;
@@ -88,7 +90,36 @@ struct Flight {
     replies: Vec<Vec<Reply>>,
 }
 
-type Reply = sync::Receiver<Result<JobOutput, SessionLoss>>;
+type JobResult = Result<JobOutput, SessionLoss>;
+
+/// The result of a run, as soon as it is there.
+struct Reply {
+    received: sync::Receiver<JobResult>,
+    /// An error if the session's task has ended without one.
+    result: Option<Result<JobResult, sync::RecvError>>,
+}
+
+impl Reply {
+    fn new(received: sync::Receiver<JobResult>) -> Self {
+        Self { received, result: None }
+    }
+
+    /// Waits for the result, for `wait` at most. Whether it is there.
+    fn wait(&mut self, wait: Duration) -> bool {
+        if self.result.is_none() {
+            self.result = match self.received.recv_timeout(wait) {
+                Ok(result) => Some(Ok(result)),
+                Err(RecvTimeoutError::Disconnected) => Some(Err(sync::RecvError)),
+                Err(RecvTimeoutError::Timeout) => None,
+            };
+        }
+        self.result.is_some()
+    }
+
+    fn take(self) -> Result<JobResult, sync::RecvError> {
+        self.result.unwrap_or_else(|| self.received.recv())
+    }
+}
 
 pub struct SwarmExecutor<B: Backend> {
     ends: CoordinatorStage<B>,
@@ -101,8 +132,15 @@ pub struct SwarmExecutor<B: Backend> {
     without_states: Vec<EntryWithoutStates>,
     /// A session of which nobody has run anything yet.
     opening: Option<Opening>,
-    /// Why there is no chain, and whether that was reported.
-    lost: Option<(Arc<str>, bool)>,
+    lost: Option<Loss>,
+}
+
+/// Why there is no chain.
+struct Loss {
+    why: Arc<str>,
+    /// The layers without a peer, and since when, if that is known.
+    missing: Option<MissingLayers>,
+    is_reported: bool,
 }
 
 /// A session whose chain is being formed.
@@ -156,7 +194,7 @@ impl<B: Backend> SwarmExecutor<B> {
     fn check(&mut self) -> Result<(), ExecutorError> {
         match &mut self.lost {
             None => Ok(()),
-            Some((why, is_reported)) => {
+            Some(Loss { why, is_reported, .. }) => {
                 *is_reported = true;
                 Err(ExecutorError::Lost { why: Arc::clone(why) })
             }
@@ -164,17 +202,21 @@ impl<B: Backend> SwarmExecutor<B> {
     }
 
     /// Ends all sessions.
-    fn lose(&mut self, why: Arc<str>) -> ExecutorError {
+    fn lose(&mut self, why: Arc<str>, missing: Option<MissingLayers>) -> ExecutorError {
         self.sessions.clear();
         self.opening = None;
         self.flights.clear();
         self.ends.clear();
-        self.lost = Some((Arc::clone(&why), true));
+        self.lost = Some(Loss { why: Arc::clone(&why), missing, is_reported: true });
         ExecutorError::Lost { why }
     }
 
-    /// The way to a session's task, once it has a chain. Nobody waits for that while other sessions run: peers may have no room until
-    /// one of these ends.
+    fn lose_session(&mut self, SessionLoss { why, layers, since, .. }: SessionLoss) -> ExecutorError {
+        self.lose(Arc::clone(&why), Some(MissingLayers { layers, since, why }))
+    }
+
+    /// The way to a session's task, once it has a chain. The engine waits a moment for that, and not at all while other sessions
+    /// run: peers may have no room until one of these ends.
     fn form(&mut self, tokens_max: usize) -> Result<mpsc::UnboundedSender<Job>, ExecutorError> {
         let fits = |opening: &Opening| opening.tokens_max >= tokens_max && opening.asked.elapsed() < OPENING_KEPT;
         let opening = self.opening.take().filter(fits).unwrap_or_else(|| {
@@ -183,16 +225,12 @@ impl<B: Backend> SwarmExecutor<B> {
             Opening { tokens_max, asked: Instant::now(), formed, jobs }
         });
         let is_alone = self.sessions.is_empty();
-        let formed = match is_alone {
-            true => opening.formed.recv().map_err(|_| TryRecvError::Disconnected),
-            false => opening.formed.try_recv(),
-        };
-        match formed {
+        match opening.formed.recv_timeout(if is_alone { OPENING_WAIT } else { Duration::ZERO }) {
             Ok(Ok(())) => Ok(opening.jobs),
-            Ok(Err(loss)) if is_alone => Err(self.lose(loss.why)),
-            Err(TryRecvError::Disconnected) if is_alone => Err(self.lose(SESSION_ENDED.into())),
-            Ok(Err(_)) | Err(TryRecvError::Disconnected) => Err(ExecutorError::Opening),
-            Err(TryRecvError::Empty) => {
+            Ok(Err(loss)) if is_alone => Err(self.lose_session(loss)),
+            Err(RecvTimeoutError::Disconnected) if is_alone => Err(self.lose(SESSION_ENDED.into(), None)),
+            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => Err(ExecutorError::Opening),
+            Err(RecvTimeoutError::Timeout) => {
                 self.opening = Some(Opening { asked: Instant::now(), ..opening });
                 Err(ExecutorError::Opening)
             }
@@ -213,7 +251,7 @@ impl<B: Backend> SwarmExecutor<B> {
             let job = Job { position, phase, rows: values.to_vec(), state_rows, takes_logits, reply };
             // A session that is not there any more drops the reply, which the step finds out.
             self.sessions.get(&entry.session).map(|jobs| jobs.send(job));
-            received
+            Reply::new(received)
         };
         rows.chunks(self.context.rows_max * width).map(run).collect()
     }
@@ -224,21 +262,23 @@ impl<B: Backend> SwarmExecutor<B> {
 
     /// Waits for the outputs of an entry. False if its session has ended, because the peers that are left have no room for it beside
     /// others.
-    fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<bool, Arc<str>> {
-        // A session that was closed gets no reply: its rows keep their places.
+    fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<bool, ExecutorError> {
+        // Nobody waits for a session that was closed: its rows keep their places.
         let is_closed = !self.sessions.contains_key(&entry.session);
         let mut is_preempted = false;
         let end = self.states.len() + entry.state_rows().len() * self.ends.stage().width();
         let mut without = None;
         for reply in replies {
-            match reply.recv() {
+            if is_closed {
+                continue;
+            }
+            match reply.take() {
                 Ok(Ok(JobOutput::States(states))) => self.states.extend_from_slice(&states),
                 Ok(Ok(JobOutput::Logits(logits))) => without = Some(Some(logits)),
                 Ok(Ok(JobOutput::NoStates)) => without = Some(None),
-                _ if is_closed => {}
                 Ok(Err(loss)) if loss.is_full && self.sessions.len() > 1 => is_preempted = true,
-                Ok(Err(loss)) => return Err(loss.why),
-                Err(_) => return Err(SESSION_ENDED.into()),
+                Ok(Err(loss)) => return Err(self.lose_session(loss)),
+                Err(_) => return Err(self.lose(SESSION_ENDED.into(), None)),
             }
         }
         if is_closed || is_preempted || without.is_some() {
@@ -322,7 +362,7 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
             match self.gather(index, entry, replies) {
                 Ok(true) => {}
                 Ok(false) => preempted.push(entry.session),
-                Err(why) => return Err(self.lose(why)),
+                Err(error) => return Err(error),
             }
         }
         match self.ends.finish_without(&plan, &self.states, &self.without_states, output) {
@@ -330,13 +370,36 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
                 output.preempted = preempted;
                 Ok(())
             }
-            Err(error) => Err(self.lose(error.to_string().into())),
+            Err(error) => Err(self.lose(error.to_string().into(), None)),
+        }
+    }
+
+    fn poll_collect(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
+        if let Some(flight) = self.flights.front_mut() {
+            let is_open = |entry: &Entry| self.sessions.contains_key(&entry.session);
+            let entries = flight.plan.entries().iter().zip(&mut flight.replies).filter(|(entry, _)| is_open(entry));
+            for reply in entries.flat_map(|(_, replies)| replies) {
+                while !reply.wait(wait) {
+                    // A step that is only slow is waited for.
+                    if self.context.missing().is_some() {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        self.collect(output).map(|()| true)
+    }
+
+    fn missing(&self) -> Option<MissingLayers> {
+        match &self.lost {
+            Some(loss) => loss.missing.clone(),
+            None => self.context.missing(),
         }
     }
 
     fn poll_health(&mut self, wait: Duration) -> Health {
         self.context.drop_unused_links();
-        let Some((why, is_reported)) = &mut self.lost else { return Health::Ready };
+        let Some(Loss { why, is_reported, .. }) = &mut self.lost else { return Health::Ready };
         let why = Arc::clone(why);
         if !std::mem::replace(is_reported, true) {
             return Health::Rebuilding { why };

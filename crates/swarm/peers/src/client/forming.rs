@@ -71,26 +71,26 @@ pub(super) async fn form(
     after: Around<'_>,
 ) -> Result<FormedSpans, SessionLoss> {
     let started = Instant::now();
+    let search = (!session.is_check()).then(|| session.context().search(layers));
     loop {
         let mut has_others = false;
-        let SessionLoss { why, is_full } = match session.plan(layers, [before, after]) {
+        let (why, is_full) = match session.plan(layers, [before, after]) {
             Ok((spans, is_busy)) => {
                 has_others = !is_busy;
                 let waits = open_times(session, &spans, layers, [before, after]);
                 match open_all(session, &spans, &waits, before, after).await {
                     Ok(formed) => return Ok(formed),
-                    Err(loss) => loss,
+                    Err(failed) => failed,
                 }
             }
-            Err(error) => {
-                SessionLoss { why: error.to_string().into(), is_full: matches!(error, RouteError::NoRoom { .. }) }
-            }
+            Err(error) => (error.to_string(), matches!(error, RouteError::NoRoom { .. })),
         };
+        search.iter().for_each(|search| search.failed(&why));
         // A session that runs makes others wait, which may have what it needs.
         let max = if is_full && session.is_in_the_way() { FULL_TIME_MAX } else { FORM_TIME_MAX };
         if started.elapsed() > max {
             let why = format!("no chain of peers for layers {layers}: {why}").into();
-            return Err(SessionLoss { why, is_full });
+            return Err(SessionLoss { why, is_full, layers, since: started });
         }
         if !has_others {
             session.context().view.want();
@@ -112,13 +112,14 @@ fn open_times(
     spans.iter().map(&mut time).collect()
 }
 
+/// The error has the reason, and whether peers have no room.
 async fn open_all(
     session: &mut Session,
     spans: &[ChainSpan],
     waits: &[Duration],
     before: Around<'_>,
     after: Around<'_>,
-) -> Result<FormedSpans, SessionLoss> {
+) -> Result<FormedSpans, (String, bool)> {
     let is_star = session.context().options.is_star;
     // A key for each span that gets its rows from the one before, and one for the span behind the new ones.
     let keys = if is_star { None } else { (0..=spans.len()).map(|_| push_key()).collect::<Option<Vec<_>>>() };
@@ -172,13 +173,13 @@ async fn open_all(
             }
             Err(loss) => {
                 let is_full = matches!(loss, SpanLoss::Failed { kind: FailureKind::Refused, .. });
-                failed = Some(SessionLoss { why: format!("peer {}: {loss}", p2p::peer_text(&peer)).into(), is_full });
+                failed = Some((format!("peer {}: {loss}", p2p::peer_text(&peer)), is_full));
                 session.avoid(peer, &loss);
             }
         }
     }
     match failed {
-        Some(loss) => Err(loss),
+        Some(failed) => Err(failed),
         None => Ok(FormedSpans { opened, new, previous, following, after_fed_by: fed_by }),
     }
 }

@@ -58,6 +58,9 @@ pub(super) struct SessionLoss {
     pub why: Arc<str>,
     /// There are peers for all layers, and they have no room.
     pub is_full: bool,
+    /// The layers without a peer, and since when one was looked for.
+    pub layers: LayerRange,
+    pub since: Instant,
 }
 
 /// Layers of a chain that are computed again, without some peers.
@@ -188,7 +191,22 @@ impl Session {
             while let Some((span, loss)) = lost.pop_front() {
                 let Some(layers) = self.lose(span, &loss) else { continue };
                 let began = Instant::now();
-                if let Err(loss) = self.form(layers).await {
+                let mut early = Vec::new();
+                let formed = {
+                    let mut forming = pin!(self.form(layers));
+                    loop {
+                        tokio::select! {
+                            formed = &mut forming => break formed,
+                            job = jobs.recv() => match job {
+                                Some(job) => early.push(job),
+                                // Nobody wants the session any more.
+                                None => return,
+                            },
+                        }
+                    }
+                };
+                early.into_iter().for_each(|job| self.add(job));
+                if let Err(loss) = formed {
                     ended = Some(loss);
                     break;
                 }
@@ -249,7 +267,7 @@ impl Session {
     }
 
     /// Whether this session recomputes what another peer returned.
-    fn is_check(&self) -> bool {
+    pub(super) fn is_check(&self) -> bool {
         self.used.is_some()
     }
 

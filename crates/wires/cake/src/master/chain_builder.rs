@@ -6,9 +6,9 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,13 @@ pub struct CakeChainBuilder<B: Backend> {
     lost: Sender<Option<Box<CoordinatorStage<B>>>>,
     formed: Receiver<FormedChain<B>>,
     is_over: Arc<AtomicBool>,
+    missing: Arc<MissingStage>,
+    /// Of all workers.
+    layers: Option<LayerRange>,
 }
+
+/// The layers that a chain cannot be formed without, and why.
+type MissingStage = Mutex<Option<(LayerRange, String)>>;
 
 impl<B: Backend> CakeChainBuilder<B> {
     /// Forms the first chain. A worker that cannot be reached is an error here, and is waited for later.
@@ -106,16 +112,19 @@ impl<B: Backend> CakeChainBuilder<B> {
         let chain = former.form(&mut None, progress)?;
         let (lost, received) = channel();
         let (sender, formed) = channel();
-        let is_over = Arc::clone(&former.is_over);
+        let (is_over, missing) = (Arc::clone(&former.is_over), Arc::clone(&former.missing));
+        let layers = layers_of(&former.config.stages);
         let run = move || former.run(&received, &sender);
         thread::Builder::new().name("consort-cake".to_owned()).spawn(run).map_err(CakeChainError::Thread)?;
-        Ok((Self { lost, formed, is_over }, chain))
+        Ok((Self { lost, formed, is_over, missing, layers }, chain))
     }
 }
 
 impl<B: Backend> ChainBuilder<B> for CakeChainBuilder<B> {
     fn rebuild(&mut self, why: &str, stage: Option<Box<CoordinatorStage<B>>>) {
         warn!("the chain is lost, and is formed again: {why}");
+        // Which worker is away is known after the first attempt.
+        *lock(&self.missing) = self.layers.map(|layers| (layers, why.to_owned()));
         // The thread ends with the builder, so there is a receiver.
         let _ = self.lost.send(stage);
     }
@@ -123,6 +132,14 @@ impl<B: Backend> ChainBuilder<B> for CakeChainBuilder<B> {
     fn poll(&mut self, wait: Duration) -> Option<FormedChain<B>> {
         self.formed.recv_timeout(wait).ok()
     }
+
+    fn missing(&self) -> Option<(LayerRange, String)> {
+        lock(&self.missing).clone()
+    }
+}
+
+fn lock(missing: &MissingStage) -> MutexGuard<'_, Option<(LayerRange, String)>> {
+    missing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<B: Backend> Drop for CakeChainBuilder<B> {
@@ -137,6 +154,7 @@ struct Former<B: Backend> {
     /// What each worker is sent.
     files: Vec<SetupFiles>,
     is_over: Arc<AtomicBool>,
+    missing: Arc<MissingStage>,
 }
 
 impl<B: Backend> Former<B> {
@@ -147,7 +165,7 @@ impl<B: Backend> Former<B> {
                 .map_err(|source| CakeChainError::Setup { host: host.clone(), source })
         });
         let files = files.collect::<Result<_, _>>()?;
-        Ok(Self { config, files, is_over: Arc::default() })
+        Ok(Self { config, files, is_over: Arc::default(), missing: Arc::default() })
     }
 
     /// Forms a chain whenever one was lost.
@@ -167,6 +185,7 @@ impl<B: Backend> Former<B> {
                 Ok(chain) => return Some(chain),
                 Err(error) => {
                     let why = error.to_string();
+                    *lock(&self.missing) = self.layers_of(&error).map(|layers| (layers, why.clone()));
                     if why != last {
                         warn!("the chain cannot be formed yet: {why}");
                         last = why;
@@ -176,6 +195,20 @@ impl<B: Backend> Former<B> {
             thread::sleep(RETRY);
         }
         None
+    }
+
+    /// The layers of the worker that an error is about; of all workers if it is about none.
+    fn layers_of(&self, error: &CakeChainError) -> Option<LayerRange> {
+        use CakeChainError as Error;
+        let stages = &self.config.stages;
+        let of = match error {
+            Error::NoAddress { host }
+            | Error::Resolve { host, .. }
+            | Error::Setup { host, .. }
+            | Error::Worker { host, .. } => stages.iter().find(|stage| stage.host == *host).map(|stage| stage.layers),
+            _ => None,
+        };
+        of.or_else(|| layers_of(stages))
     }
 
     /// Prepares all workers at once. `stage` is the coordinator's part of an earlier chain; it stays there after an error.
@@ -254,6 +287,12 @@ impl<B: Backend> Former<B> {
             }
         }
     }
+}
+
+/// The layers of all workers.
+fn layers_of(stages: &[CakeStagePlan]) -> Option<LayerRange> {
+    let number = |layer: usize| u32::try_from(layer).ok();
+    LayerRange::new(number(stages.first()?.layers.start())?, number(stages.last()?.layers.end())?)
 }
 
 /// Checks that ranges follow one another up to the model's last layer.

@@ -11,7 +11,8 @@ use engine::{Engine, EngineOptions, Executor, PREFILL_STEP_DEFAULT, REBUILD_TIME
 use kernels::cpu::Level;
 use model::{Checkpoint, StoredFormat};
 use server::{
-    App, ClusterMonitor, CpuDescription, LoadStage, ModelDescription, ModelDetails, ModelSlot, Progress, ServedModel,
+    App, ClusterMonitor, CpuDescription, Inviter, LoadStage, ModelDescription, ModelDetails, ModelSlot, Progress,
+    ServedModel,
 };
 use tokio::sync::oneshot;
 use tracing::info;
@@ -45,7 +46,7 @@ pub struct CacheOptions {
     /// Compute every prompt in full, without reusing the KV cache of a common prefix
     #[arg(long)]
     no_prefix_cache: bool,
-    /// When a rank is lost: seconds that requests wait for its replacement before they fail
+    /// When a rank or a machine is lost: seconds that requests wait for its replacement before they fail
     #[arg(long, value_name = "SECONDS", default_value_t = REBUILD_TIMEOUT_DEFAULT.as_secs())]
     replay: u64,
 }
@@ -213,6 +214,10 @@ impl LoadObserver for ServeObserver<'_> {
     fn others(&mut self, what: &str, monitor: Arc<dyn ClusterMonitor>) {
         set_progress(self.slot, &format!("looking for {what}"), 0, 1);
         self.slot.set_cluster(monitor);
+    }
+
+    fn inviter(&mut self, inviter: Arc<dyn Inviter>) {
+        self.slot.set_inviter(inviter);
     }
 
     fn waiting(&mut self, why: &str) {
