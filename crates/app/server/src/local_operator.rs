@@ -10,6 +10,9 @@ use axum::http::request::Parts;
 use crate::app::SharedApp;
 use crate::error::{ApiError, ApiErrorKind};
 
+/// What proxies add to requests of others.
+const FORWARDED: [&str; 2] = ["forwarded", "x-forwarded-for"];
+
 /// The address that a request comes from. [`crate::Listener`] adds it to the request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteAddress(pub IpAddr);
@@ -25,7 +28,9 @@ impl FromRequestParts<SharedApp> for LocalOperator {
             return Ok(Self);
         }
         let address = parts.extensions.get::<RemoteAddress>().map(|address| address.0.to_canonical());
-        if address.is_some_and(|address| address.is_loopback()) && !parts.headers.contains_key(ORIGIN) {
+        let is_passed_on = FORWARDED.iter().any(|name| parts.headers.contains_key(*name));
+        let is_local = address.is_some_and(|address| address.is_loopback());
+        if is_local && !is_passed_on && !parts.headers.contains_key(ORIGIN) {
             return Ok(Self);
         }
         let message = "this server has no API key: what it stores is changed by programs on its own machine only";

@@ -49,7 +49,7 @@ impl Server {
     fn new(keys: &[&str]) -> Self {
         let app = App::new(Config { keys: ApiKeys::new(keys).unwrap(), ..Config::new("model") });
         let inviter = Arc::new(Scripted::default());
-        app.set_inviter(Arc::clone(&inviter) as _);
+        app.models().slots()[0].set_inviter(Arc::clone(&inviter) as _);
         Self { app, inviter }
     }
 
