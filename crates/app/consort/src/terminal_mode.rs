@@ -5,9 +5,10 @@
 
 use std::io::IsTerminal;
 use std::process;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Signal, kill_current_process_group};
@@ -22,9 +23,14 @@ const PASTE_MARKS_OFF: &[u8] = b"\x1b[?2004l";
 /// The status of a process that a signal ended is this and the signal's number, by the convention of shells.
 const SIGNAL_EXIT_CODE: i32 = 128;
 
+/// How long the signal that stops the program may take.
+const STOP_WAIT: Duration = Duration::from_secs(1);
+
 /// The mode that the terminal had at first.
 static ORIGINAL: OnceLock<Termios> = OnceLock::new();
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
+/// How often SIGCONT came.
+static RESUMED: (Mutex<u64>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// While this value exists, the terminal of standard input is quiet.
 pub struct QuietMode(());
@@ -40,12 +46,6 @@ impl QuietMode {
         apply()?;
         Some(Self(()))
     }
-
-    /// Stops the program, as Ctrl-Z does. It continues in the same mode.
-    pub fn suspend(&self) {
-        set_original();
-        let _ = kill_current_process_group(Signal::TSTP);
-    }
 }
 
 impl Drop for QuietMode {
@@ -58,6 +58,20 @@ impl Drop for QuietMode {
 pub fn restore() {
     IS_QUIET.store(false, Ordering::SeqCst);
     set_original();
+}
+
+/// Stops the program with its process group, as Ctrl-Z does. It continues in the mode that the terminal has now.
+pub fn suspend() {
+    let Ok(mode) = tcgetattr(stdin()) else { return };
+    let resumed = *RESUMED.0.lock().unwrap_or_else(PoisonError::into_inner);
+    set_original();
+    if kill_current_process_group(Signal::TSTP).is_ok() {
+        // The signal stops all threads, but perhaps after this one has gone on. Without job control it stops none.
+        let count = RESUMED.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = RESUMED.1.wait_timeout_while(count, STOP_WAIT, |count| *count == resumed);
+    }
+    let _ = tcsetattr(stdin(), OptionalActions::Now, &mode);
+    write_marks(PASTE_MARKS_ON);
 }
 
 /// Restores the terminal after a panic, and when SIGTERM or SIGHUP ends the program. Call once per process.
@@ -86,6 +100,8 @@ pub fn restore_at_end() -> Result<()> {
                     _ = terminate.recv() => end(Signal::TERM),
                     _ = hang_up.recv() => end(Signal::HUP),
                     _ = resume.recv() => {
+                        *RESUMED.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+                        RESUMED.1.notify_all();
                         if IS_QUIET.load(Ordering::SeqCst) {
                             let _ = apply();
                         }

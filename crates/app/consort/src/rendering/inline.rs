@@ -231,7 +231,11 @@ fn link(text: &str, style: Style) -> Found {
         return Found::Text(1);
     }
     let Some((target, rest)) = bracketed(rest, '(', ')') else { return Found::Unknown };
-    let address = target.split_whitespace().next().unwrap_or_default().trim_matches(['<', '>']);
+    let (address, title) = target.trim().split_once(char::is_whitespace).unwrap_or((target.trim(), ""));
+    if !title.is_empty() && !title.trim_start().starts_with(['"', '\'', '(']) {
+        return Found::Text(1);
+    }
+    let address = address.trim_matches(['<', '>']);
     let mut linked = spans(words, style.and(Style::UNDERLINE));
     if !address.is_empty() && address != words {
         linked.push(Span { text: format!(" ({address})"), style: style.and(Style::DIM) });
@@ -342,7 +346,7 @@ mod tests {
         for text in [
             "2 * 3 * 4", "2*3*4", "snake_case_name", "f(**kwargs)", "a ** b", "*", "**", "`", "~", "~a~", "[", "a [b] c",
             "[ ] task", "[a](b", "!", "!a", "![a", "<", "a < b", "<b>", "Vec<T>", "\\", "**a", "`a", "``a`",
-            "[^1]", "5 * x", "https://a.example/_b_/c_d", "\\(x\\) \\[y\\]", "a  b", "!!", "****", "x<y and y>z",
+            "[^1]", "[a](b c)", "5 * x", "https://a.example/_b_/c_d", "\\(x\\) \\[y\\]", "a  b", "!!", "****", "x<y and y>z",
         ] {
             check(text, text);
         }

@@ -37,6 +37,7 @@ pub enum LineKind {
 pub struct Fence {
     mark: char,
     marks: usize,
+    /// What follows the marks: the language, and perhaps more.
     pub language: String,
 }
 
@@ -114,8 +115,8 @@ fn kind(line: &str, is_line: bool) -> Option<(LineKind, usize)> {
             match is_line {
                 _ if language.contains(first) => Some(paragraph),
                 true => {
-                    let language = language.split_whitespace().next().unwrap_or_default().to_owned();
-                    Some((LineKind::Fence(Fence { mark: first, marks: run, language }), line.len()))
+                    let fence = Fence { mark: first, marks: run, language: language.to_owned() };
+                    Some((LineKind::Fence(fence), line.len()))
                 }
                 false => None,
             }
@@ -209,7 +210,7 @@ mod tests {
         check("`code`", LineKind::Paragraph, "`code`");
         check("```a``` b", LineKind::Paragraph, "```a``` b");
         let fence = |mark, marks, language: &str| LineKind::Fence(Fence { mark, marks, language: language.to_owned() });
-        check("```rust ignore", fence('`', 3, "rust"), "");
+        check("```rust ignore", fence('`', 3, "rust ignore"), "");
         check("~~~~", fence('~', 4, ""), "");
     }
 

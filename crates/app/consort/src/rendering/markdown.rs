@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn code_is_left_as_it_is() {
         check(12, "```rust\nfn *main*() { x }\n\n  `y`\n```\nafter", "<d>rust<>\n<c>fn *main*() { x }<>\n\n<c>  `y`<>\nafter");
-        check(40, "~~~\n```\n~~~", "<c>```<>");
+        check(40, "~~~\n```\n~~~", "<c>```<>\n");
         check(40, "- a\n  ```\n  x\n    y\n  ```\n- b", "• a\n<c>x<>\n<c>  y<>\n• b");
         check(40, "> ```\n> x\n> ```\n> y", "<d>│ <><c>x<>\n<d>│ <>y");
         check(40, "```\nno end", "<c>no end<>");
@@ -342,5 +342,37 @@ mod tests {
         let mut code = Markdown::new(40);
         code.push("```\n");
         assert_eq!(tagged(&code.push("x = 1")), "<c>x = 1");
+    }
+
+    /// Texts of random marks: nothing panics, the size of the pieces has no influence, and every word is printed.
+    #[test]
+    fn any_marks_in_any_order_are_rendered() {
+        let marks = [
+            "**", "*", "_", "`", "``", "~~", "\n", "\n\n", "|", "|-|-|", "---", "- ", "> ", "# ", "1. ", " ", "  ", "w", "w",
+            "日", "[", "](", ")", "\\", "<", ">", "!", "http://", "<br>", "\t",
+        ];
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..3000 {
+            let text: String = (0..random(40)).map(|_| marks[random(marks.len())]).collect();
+            let render = |piece_chars: usize| {
+                let chars: Vec<char> = text.chars().collect();
+                let mut markdown = Markdown::new(20);
+                let mut out: String =
+                    chars.chunks(piece_chars).map(|piece| markdown.push(&piece.iter().collect::<String>())).collect();
+                out += &markdown.finish();
+                out
+            };
+            let whole = render(usize::MAX);
+            assert_eq!(whole, render(1 + random(3)), "{text:?}");
+            // A table has only as many cells as its header.
+            if !text.contains('|') {
+                assert_eq!(whole.matches('w').count(), text.matches('w').count(), "{text:?}: {whole:?}");
+            }
+            tagged(&whole);
+        }
     }
 }

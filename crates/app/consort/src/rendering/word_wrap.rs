@@ -86,8 +86,8 @@ impl WordWrap {
 
     /// Ends the line that was begun.
     pub fn end_line(&mut self, out: &mut String) {
-        self.hang = (String::new(), 0);
         self.finish(out);
+        self.hang = (String::new(), 0);
         self.break_line(out);
     }
 

@@ -222,6 +222,21 @@ fn the_terminal_is_restored_however_the_chat_ends() {
 }
 
 #[test]
+fn ctrl_z_at_the_prompt_leaves_the_terminal_to_the_shell() {
+    let (server, mut terminal) = chat(&[], COLUMNS);
+    terminal.send(b"Hel\x1a");
+    terminal.wait_until_stopped();
+    assert!(terminal.is_original());
+    terminal.signal(Signal::CONT);
+    terminal.read_to("> Hel");
+    terminal.send(b"lo\r");
+    assert_eq!(server.asked(), "Hello");
+    server.end_with("done");
+    terminal.read_to("done");
+    exit(terminal);
+}
+
+#[test]
 fn ctrl_c_at_an_empty_prompt_says_how_to_leave() {
     let (_server, mut terminal) = chat(&[], COLUMNS);
     terminal.send(b"\x03");

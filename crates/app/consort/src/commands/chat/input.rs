@@ -20,6 +20,7 @@ use super::multi_line;
 use super::quiet_input::QuietInput;
 use super::type_ahead::{TypeAhead, Typed};
 use crate::terminal;
+use crate::terminal_mode;
 
 const LINE_BYTES_MAX: u64 = 64 << 20;
 const HISTORY_MAX: usize = 1000;
@@ -118,6 +119,7 @@ impl TerminalInput {
             KeyEvent::ctrl('C'),
             EventHandler::Conditional(Box::new(NoticeInterrupt(Arc::clone(&is_empty_interrupt)))),
         );
+        editor.bind_sequence(KeyEvent::ctrl('Z'), EventHandler::Conditional(Box::new(Suspend)));
         let history = history_file();
         if let Some(path) = &history {
             // On the first run there is no history file.
@@ -183,6 +185,16 @@ impl ConditionalEventHandler for NoticeInterrupt {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
         self.0.store(context.line().is_empty(), Ordering::Relaxed);
         None
+    }
+}
+
+/// Ctrl-Z. The editor's own command goes on before the program has stopped, where it has several threads.
+struct Suspend;
+
+impl ConditionalEventHandler for Suspend {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, _: &EventContext<'_>) -> Option<Cmd> {
+        terminal_mode::suspend();
+        Some(Cmd::Repaint)
     }
 }
 

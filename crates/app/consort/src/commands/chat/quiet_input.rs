@@ -12,7 +12,7 @@ use rustix::stdio::stdin;
 
 use super::type_ahead::{ActionKey, TypeAhead};
 use crate::interrupt;
-use crate::terminal_mode::QuietMode;
+use crate::terminal_mode::{self, QuietMode};
 
 /// The bytes of one key arrive together. If nothing follows an escape character for this long, it is the Esc key.
 const ESCAPE_WAIT: Duration = Duration::from_millis(50);
@@ -29,11 +29,12 @@ impl QuietInput {
         let Some(mode) = QuietMode::enter() else { return Ok(None) };
         let (closed, open) = pipe().context("make a pipe")?;
         let read = move || {
-            while wait(&closed, None) == Ready::Input && read_keys(&mut typed, &mode) {
+            while wait(&closed, None) == Ready::Input && read_keys(&mut typed) {
                 if typed.ends_with_escape() && wait(&closed, Some(ESCAPE_WAIT)) == Ready::Nothing {
-                    act(typed.escape_key(), &mode);
+                    act(typed.escape_key());
                 }
             }
+            drop(mode);
             typed
         };
         let reader = thread::Builder::new().name("keyboard".to_owned()).spawn(read).context("start a thread")?;
@@ -81,12 +82,12 @@ fn wait(closed: &std::io::PipeReader, limit: Option<Duration>) -> Ready {
 }
 
 /// Reads what was typed. Returns false if the terminal is gone.
-fn read_keys(typed: &mut TypeAhead, mode: &QuietMode) -> bool {
+fn read_keys(typed: &mut TypeAhead) -> bool {
     let mut bytes = [0; 1024];
     match rustix::io::read(stdin(), &mut bytes) {
         Ok(0) => false,
         Ok(count) => {
-            typed.push(&bytes[..count]).into_iter().for_each(|key| act(key, mode));
+            typed.push(&bytes[..count]).into_iter().for_each(act);
             true
         }
         Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => true,
@@ -94,7 +95,7 @@ fn read_keys(typed: &mut TypeAhead, mode: &QuietMode) -> bool {
     }
 }
 
-fn act(key: ActionKey, mode: &QuietMode) {
+fn act(key: ActionKey) {
     match key {
         ActionKey::Cancel => {
             interrupt::cancel();
@@ -105,6 +106,6 @@ fn act(key: ActionKey, mode: &QuietMode) {
                 let _ = kill_current_process_group(Signal::INT);
             }
         }
-        ActionKey::Suspend => mode.suspend(),
+        ActionKey::Suspend => terminal_mode::suspend(),
     }
 }
