@@ -99,10 +99,9 @@ export class Sidebar {
     this.#menu.setAttribute('aria-expanded', String(narrow && open));
     this.#panel.inert = narrow && !open;
     // As a drawer it keeps what is behind it from everybody.
-    for (const [name, value] of [['role', 'dialog'], ['aria-modal', 'true']]) {
-      if (narrow && open) this.#panel.setAttribute(name, value);
-      else this.#panel.removeAttribute(name);
-    }
+    this.#panel.setAttribute('role', narrow && open ? 'dialog' : 'complementary');
+    this.#panel.toggleAttribute('aria-modal', narrow && open);
+    if (narrow && open) this.#panel.setAttribute('aria-modal', 'true');
     byId('stage').inert = narrow && open;
     if (narrow && open) byId('new-chat').focus();
   }

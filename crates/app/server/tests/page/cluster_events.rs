@@ -37,6 +37,7 @@ fn a_lost_machine_is_shown_as_lost_and_others_keep_their_colours() {
     on_page(|site, tab| {
         tab.click("#tab-cluster");
         tab.wait_text("#chain", "cellar");
+        tab.prefer("light");
         let before = tones(tab);
         let names: std::collections::HashSet<_> = before.as_object().unwrap().values().map(Value::to_string).collect();
         assert_eq!(names.len(), 3, "{before}");
@@ -58,6 +59,7 @@ fn a_lost_machine_is_shown_as_lost_and_others_keep_their_colours() {
             tab.prefer(scheme);
             tab.picture(&format!("cluster-lost-{scheme}"));
         }
+        tab.prefer("light");
         tab.resize(390, 844, true);
         tab.picture("cluster-lost-phone");
         tab.resize(1200, 800, false);

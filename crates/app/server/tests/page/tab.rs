@@ -34,7 +34,7 @@ impl Tab {
 
     fn in_context(browser: Arc<Chromium>, context: String, owns_context: bool) -> Self {
         let call = |session: Option<&str>, method: &str, params| browser.call(session, method, params).expect(method);
-        let window = json!({ "url": "about:blank", "browserContextId": context, "width": 1200, "height": 800 });
+        let window = json!({ "url": "about:blank", "browserContextId": context, "width": 1200, "height": 800, "newWindow": true });
         let target = text(&call(None, "Target.createTarget", window)["targetId"]);
         let attach = json!({ "targetId": target, "flatten": true });
         let session = text(&call(None, "Target.attachToTarget", attach)["sessionId"]);
