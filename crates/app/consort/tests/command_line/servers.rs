@@ -7,7 +7,7 @@ use std::process::{Child, Output};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::pty::Pty;
@@ -154,7 +154,9 @@ fn a_model_is_unloaded_and_an_answer_is_ended_where_they_are() {
     let stopped = user.succeed(&["stop", "small", "--url", &url]);
     assert_eq!(stopped, format!("small is unloaded at {url}\n"));
     let sent: Vec<_> = requests.try_iter().collect();
-    assert_eq!(sent, ["/api/ps ", r#"/api/generate {"keep_alive":0,"model":"small:latest"}"#, "/api/ps "]);
+    let asked: Value = serde_json::from_str(sent[1].strip_prefix("/api/generate ").unwrap()).unwrap();
+    assert_eq!(asked, json!({"model": "small:latest", "keep_alive": 0}));
+    assert_eq!((sent.len(), &*sent[0], &*sent[2]), (3, "/api/ps ", "/api/ps "));
     user.refused(&["stop", "small", "--url", &url], 1, "neither a model that is loaded nor a running answer");
     user.refused(&["stop", "owner/big:Q4_K_M", "--url", &url], 1, "keeps owner/big:Q4_K_M");
     assert_eq!(user.succeed(&["stop", "resp_1", "--url", &url]), format!("resp_1 is ended at {url}\n"));
