@@ -333,7 +333,7 @@ fn tab_completes_commands_models_and_files() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("some notes.txt"), "the text").unwrap();
     let (server, mut terminal) = chat(&[], 200);
-    terminal.send(b"/mod\t oth\t\r");
+    terminal.send(b"/mod\toth\t\r");
     terminal.read_to("(other answers from now on)");
     terminal.read_to("> ");
     terminal.send(format!("read @{}/so\t\r", folder.path().display()).as_bytes());

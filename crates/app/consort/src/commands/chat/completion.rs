@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn commands_and_their_arguments_are_completed() {
         check("/ret", &["/retry"]);
-        check("/s", &["/save", "/set", "/system"]);
+        check("/s", &["/save ", "/set ", "/system "]);
         check("/model ", &["/model Qwen/b", "/model a/c"]);
         check("/model q", &["/model Qwen/b"]);
         check("/set temp", &["/set temperature"]);
