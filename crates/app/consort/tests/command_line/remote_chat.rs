@@ -78,7 +78,8 @@ fn a_server_that_misbehaves_gets_one_error_and_the_chat_goes_on() {
     let (out, notes) = finished.recv_timeout(testing::bounded::WAIT_MAX).unwrap();
     assert_eq!(out, "begun\ngood\n", "{notes}");
     let errors: Vec<_> = notes.lines().filter(|line| line.starts_with("error: ")).collect();
-    let expected = ["in the middle of the answer", "sent no answer, but: <garbage>", "longer than 1024 KiB", "out of memory"];
+    let expected =
+        ["in the middle of the answer", "sent no answer, but: <garbage>", "longer than 1024 KiB", "out of memory"];
     assert_eq!(errors.len(), expected.len(), "{notes}");
     for (error, why) in errors.iter().zip(expected) {
         assert!(error.contains(why), "{error}");

@@ -186,7 +186,8 @@ fn escape_and_ctrl_c_stop_an_answer_and_nothing_else() {
 
 #[test]
 fn escape_stops_an_answer_of_a_model_here() {
-    let mut terminal = Pty::start(consort(&["chat", &oracle("qwen3/model-f32"), "--temperature", "0", "--plain"]), COLUMNS);
+    let mut terminal =
+        Pty::start(consort(&["chat", &oracle("qwen3/model-f32"), "--temperature", "0", "--plain"]), COLUMNS);
     terminal.read_to("> ");
     // The model would write until its context is full.
     terminal.send(b"Hello\r");
@@ -282,7 +283,9 @@ fn markdown_is_rendered_where_the_terminal_has_styles() {
     server.text("evil \u{1b}]52;c;eA==\u{7}end");
     server.end();
     let answer = terminal.read_raw_to("end");
-    for rendered in ["\u{1b}[0;1mTitle\u{1b}[0m", "some \u{1b}[0;1mbold\u{1b}[0m text", "• \u{1b}[0;36mcode\u{1b}[0m and"] {
+    for rendered in
+        ["\u{1b}[0;1mTitle\u{1b}[0m", "some \u{1b}[0;1mbold\u{1b}[0m text", "• \u{1b}[0;36mcode\u{1b}[0m and"]
+    {
         assert!(answer.contains(rendered), "{rendered:?} in {answer:?}");
     }
     assert!(answer.contains("evil ]52;c;eA==end") && !answer.contains("```"), "{answer:?}");

@@ -20,9 +20,8 @@ Ctrl-J, Alt-Enter, or a backslash before Enter begin a new line; \"\"\" opens an
 Tab completes. Ctrl-C or Esc stops an answer; what is typed during it is the next input.";
 
 /// The commands that Tab completes. Those with an argument end with a space.
-pub const NAMES: [&str; 11] = [
-    "/clear", "/exit", "/file ", "/help", "/load ", "/model ", "/retry", "/save ", "/set ", "/system ", "/think ",
-];
+pub const NAMES: [&str; 11] =
+    ["/clear", "/exit", "/file ", "/help", "/load ", "/model ", "/retry", "/save ", "/set ", "/system ", "/think "];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChatCommand<'a> {
@@ -58,7 +57,8 @@ impl<'a> ChatCommand<'a> {
     fn parse_command(line: &'a str) -> Result<Self, String> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
-        let file = || if rest.is_empty() { Err(format!("{name} needs the name of a file")) } else { Ok(unquoted(rest)) };
+        let file =
+            || if rest.is_empty() { Err(format!("{name} needs the name of a file")) } else { Ok(unquoted(rest)) };
         Ok(match name {
             "/help" | "/?" => Self::Help,
             "/exit" | "/quit" | "/bye" => Self::Exit,

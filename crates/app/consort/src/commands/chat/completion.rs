@@ -140,8 +140,7 @@ mod tests {
         let mut helper = ChatHelper::new();
         helper.models = ModelNames::Listed(vec!["Qwen/b".to_owned(), "a/c".to_owned()]);
         let (start, pairs) = helper.candidates(before);
-        let completed: Vec<_> =
-            pairs.iter().map(|pair| format!("{}{}", &before[..start], pair.replacement)).collect();
+        let completed: Vec<_> = pairs.iter().map(|pair| format!("{}{}", &before[..start], pair.replacement)).collect();
         assert_eq!(completed, expected, "{before}");
     }
 
