@@ -79,10 +79,12 @@ impl ChatArgs {
         // Keys that are typed while the model is loaded wait as well.
         let mut input = ChatInput::open()?;
         let answerer = source.open()?;
-        terminal::note(&format!("{}. Ctrl-C stops an answer, /help lists the commands, /exit leaves.", answerer.model()));
+        terminal::note(&format!(
+            "{}. Ctrl-C stops an answer, /help lists the commands, /exit leaves.",
+            answerer.model()
+        ));
         input.set_models(answerer.model_names());
-        let conversation =
-            Conversation::new(self.sampling, self.system, Rendering::of_stdout(self.plain), self.stats);
+        let conversation = Conversation::new(self.sampling, self.system, Rendering::of_stdout(self.plain), self.stats);
         Chat { conversation, answerer, transcripts: Transcripts::default() }.run(&mut input)?;
         input.close();
         Ok(ExitCode::SUCCESS)
@@ -96,7 +98,8 @@ impl ChatArgs {
             return Ok(Source::Local(LocalSetup { config, threads: self.local.threads().clone() }, model));
         };
         if let Some(option) = self.local.typed() {
-            let message = format!("--{option} is for a model that this command runs: with --url, the server decides that");
+            let message =
+                format!("--{option} is for a model that this command runs: with --url, the server decides that");
             return Err(UsageError::new(message).into());
         }
         let key = self.api_key.take().or_else(|| env::var("OPENAI_API_KEY").ok()).filter(|key| !key.is_empty());

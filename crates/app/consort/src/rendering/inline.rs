@@ -344,9 +344,40 @@ mod tests {
     #[test]
     fn marks_without_a_partner_are_text() {
         for text in [
-            "2 * 3 * 4", "2*3*4", "snake_case_name", "f(**kwargs)", "a ** b", "*", "**", "`", "~", "~a~", "[", "a [b] c",
-            "[ ] task", "[a](b", "!", "!a", "![a", "<", "a < b", "<b>", "Vec<T>", "\\", "**a", "`a", "``a`",
-            "[^1]", "[a](b c)", "5 * x", "https://a.example/_b_/c_d", "\\(x\\) \\[y\\]", "a  b", "!!", "****", "x<y and y>z",
+            "2 * 3 * 4",
+            "2*3*4",
+            "snake_case_name",
+            "f(**kwargs)",
+            "a ** b",
+            "*",
+            "**",
+            "`",
+            "~",
+            "~a~",
+            "[",
+            "a [b] c",
+            "[ ] task",
+            "[a](b",
+            "!",
+            "!a",
+            "![a",
+            "<",
+            "a < b",
+            "<b>",
+            "Vec<T>",
+            "\\",
+            "**a",
+            "`a",
+            "``a`",
+            "[^1]",
+            "[a](b c)",
+            "5 * x",
+            "https://a.example/_b_/c_d",
+            "\\(x\\) \\[y\\]",
+            "a  b",
+            "!!",
+            "****",
+            "x<y and y>z",
         ] {
             check(text, text);
         }
@@ -363,7 +394,10 @@ mod tests {
 
     #[test]
     fn links_are_text_with_an_address() {
-        check("see [the *page*](https://a.example/x_y_z) now", "see <u>the <iu>page<d> (https://a.example/x_y_z)<> now");
+        check(
+            "see [the *page*](https://a.example/x_y_z) now",
+            "see <u>the <iu>page<d> (https://a.example/x_y_z)<> now",
+        );
         check("[https://a.example](https://a.example)", "<u>https://a.example");
         check("[a](b \"title\")", "<u>a<d> (b)");
         check("[a](b(c))", "<u>a<d> (b(c))");

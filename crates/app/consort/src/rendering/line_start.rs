@@ -177,7 +177,12 @@ mod tests {
         assert_eq!((&whole.kind, &line[whole.text..]), (&expected, text), "{line:?}");
         for (end, _) in line.char_indices() {
             if let Some(early) = LineStart::parse(&line[..end], false) {
-                assert_eq!((early.kind, early.text), (whole.kind.clone(), whole.text), "{:?} of {line:?}", &line[..end]);
+                assert_eq!(
+                    (early.kind, early.text),
+                    (whole.kind.clone(), whole.text),
+                    "{:?} of {line:?}",
+                    &line[..end]
+                );
             }
         }
     }

@@ -272,7 +272,8 @@ mod tests {
         let first = parts.next().unwrap().to_owned();
         parts.fold(first, |text, part| {
             let (codes, rest) = part.split_once('m').unwrap();
-            let codes: String = codes.split(';').map(|code| names.iter().find(|(n, _)| *n == code).unwrap().1).collect();
+            let codes: String =
+                codes.split(';').map(|code| names.iter().find(|(n, _)| *n == code).unwrap().1).collect();
             format!("{text}<{codes}>{rest}")
         })
     }
@@ -300,7 +301,11 @@ mod tests {
 
     #[test]
     fn code_is_left_as_it_is() {
-        check(12, "```rust\nfn *main*() { x }\n\n  `y`\n```\nafter", "<d>rust<>\n<c>fn *main*() { x }<>\n\n<c>  `y`<>\nafter");
+        check(
+            12,
+            "```rust\nfn *main*() { x }\n\n  `y`\n```\nafter",
+            "<d>rust<>\n<c>fn *main*() { x }<>\n\n<c>  `y`<>\nafter",
+        );
         check(40, "~~~\n```\n~~~", "<c>```<>\n");
         check(40, "- a\n  ```\n  x\n    y\n  ```\n- b", "• a\n<c>x<>\n<c>  y<>\n• b");
         check(40, "> ```\n> x\n> ```\n> y", "<d>│ <><c>x<>\n<d>│ <>y");
@@ -348,8 +353,8 @@ mod tests {
     #[test]
     fn any_marks_in_any_order_are_rendered() {
         let marks = [
-            "**", "*", "_", "`", "``", "~~", "\n", "\n\n", "|", "|-|-|", "---", "- ", "> ", "# ", "1. ", " ", "  ", "w", "w",
-            "日", "[", "](", ")", "\\", "<", ">", "!", "http://", "<br>", "\t",
+            "**", "*", "_", "`", "``", "~~", "\n", "\n\n", "|", "|-|-|", "---", "- ", "> ", "# ", "1. ", " ", "  ",
+            "w", "w", "日", "[", "](", ")", "\\", "<", ">", "!", "http://", "<br>", "\t",
         ];
         let mut state = 1_u64;
         let mut random = |below: usize| {

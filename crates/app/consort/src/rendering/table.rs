@@ -72,11 +72,8 @@ impl Table {
     }
 
     fn lines(&self, cells: &[String], style: Style) -> Vec<String> {
-        let cells: Vec<Vec<CellLine>> = cells
-            .iter()
-            .zip(&self.widths)
-            .map(|(cell, &width)| wrapped(&inline::spans(cell, style), width))
-            .collect();
+        let cells: Vec<Vec<CellLine>> =
+            cells.iter().zip(&self.widths).map(|(cell, &width)| wrapped(&inline::spans(cell, style), width)).collect();
         let height = cells.iter().map(Vec::len).max().unwrap_or_default().max(1);
         (0..height).map(|line| self.line(&cells, line)).collect()
     }
@@ -268,14 +265,8 @@ mod tests {
     #[test]
     fn what_is_longer_than_its_column_continues_below() {
         let printed = lines(20, "| key | text |", "|-|-|", &["| a | one two three four |", "| longer | x<br>y |"]);
-        let expected = [
-            "key │ text",
-            "────┼───────────────",
-            "a   │ one two three",
-            "    │ four",
-            "lon │ x",
-            "ger │ y",
-        ];
+        let expected =
+            ["key │ text", "────┼───────────────", "a   │ one two three", "    │ four", "lon │ x", "ger │ y"];
         assert_eq!(printed, expected);
     }
 

@@ -138,7 +138,10 @@ fn files_become_part_of_the_next_message() {
     assert!(out.is_empty() && notes.matches("a note.txt, 1 line").count() == 2, "{notes}");
     assert!(notes.contains("(no file is part of the next message"), "{notes}");
     let (_, notes) = converse(&SHORT, format!("see @\"{path}\" and @nothing\n").as_bytes());
-    assert!(notes.contains("a note.txt, 1 line)") && notes.contains("(@nothing is no file: it is sent as text)"), "{notes}");
+    assert!(
+        notes.contains("a note.txt, 1 line)") && notes.contains("(@nothing is no file: it is sent as text)"),
+        "{notes}"
+    );
     fs::write(&path, b"\xff").unwrap();
     let (out, notes) = converse(&SHORT, format!("see @\"{path}\"\n/file {path}\n/file /no/where\n").as_bytes());
     assert!(out.is_empty() && notes.matches("is no text in UTF-8").count() == 2, "{notes}");
@@ -167,7 +170,10 @@ fn reasoning_is_told_from_the_answer() {
     });
     let (out, notes) = converse_with(folder.path().to_str().unwrap(), &SHORT, b"Hello\n/think off\n/think maybe\n");
     assert_eq!(out, "\n", "a program gets the answer alone");
-    assert!(notes.contains("(the model answers without reasoning)") && notes.contains("it is on, off or default"), "{notes}");
+    assert!(
+        notes.contains("(the model answers without reasoning)") && notes.contains("it is on, off or default"),
+        "{notes}"
+    );
     let (_, notes) = converse_with(&oracle("llama/model-f32"), &SHORT, b"/think on\n");
     assert!(notes.contains("cannot be told whether to reason"), "{notes}");
 }

@@ -122,7 +122,7 @@ fn serve(stream: TcpStream, asked: &Sender<Value>, sent: &Mutex<Receiver<Piece>>
     stream.write_all(head.as_bytes()).unwrap();
     asked.send(serde_json::from_slice(&body).unwrap()).unwrap();
     let leaves = leaves.clone();
-    let watcher = thread::spawn(move || {
+    thread::spawn(move || {
         // The client sends nothing more: this ends when it closes the connection, however it does that.
         let _ = reader.read_to_end(&mut Vec::new());
         let _ = leaves.send(());
@@ -133,5 +133,4 @@ fn serve(stream: TcpStream, asked: &Sender<Value>, sent: &Mutex<Receiver<Piece>>
         let _ = stream.write_all(&bytes);
     }
     let _ = stream.shutdown(std::net::Shutdown::Both);
-    drop(watcher);
 }

@@ -32,7 +32,8 @@ fn a_server_answers_as_its_model_does_here() {
     assert!(first.starts_with("m. "), "the server's model is taken: {first}");
     assert!(there.1.contains("(cut off: max_tokens is 9)") && there.1.contains("9 tokens, "), "{}", there.1);
     // `/v1` may be part of the address, and a model may be named.
-    let named = [&["--url", &format!("{url}/v1"), "--api-key", "a-key", "--model", "m"], &SHORT[..]].concat();
+    let url_of_api = format!("{url}/v1");
+    let named = [&["--url", &url_of_api, "--api-key", "a-key", "--model", "m"], &SHORT[..]].concat();
     assert_eq!(converse(&named, lines).0, here.0);
     let refused = converse(&["--url", &url, "--model", "m"], "Hello\n");
     assert!(refused.0.is_empty() && refused.1.contains("wants a key"), "{}", refused.1);
@@ -77,7 +78,8 @@ fn a_server_that_misbehaves_gets_one_error_and_the_chat_goes_on() {
     let (out, notes) = finished.recv_timeout(testing::bounded::WAIT_MAX).unwrap();
     assert_eq!(out, "begun\ngood\n", "{notes}");
     let errors: Vec<_> = notes.lines().filter(|line| line.starts_with("error: ")).collect();
-    let expected = ["in the middle of the answer", "sent no answer, but: <garbage>", "longer than 1024 KiB", "out of memory"];
+    let expected =
+        ["in the middle of the answer", "sent no answer, but: <garbage>", "longer than 1024 KiB", "out of memory"];
     assert_eq!(errors.len(), expected.len(), "{notes}");
     for (error, why) in errors.iter().zip(expected) {
         assert!(error.contains(why), "{error}");

@@ -186,7 +186,8 @@ fn escape_and_ctrl_c_stop_an_answer_and_nothing_else() {
 
 #[test]
 fn escape_stops_an_answer_of_a_model_here() {
-    let mut terminal = Pty::start(consort(&["chat", &oracle("qwen3/model-f32"), "--temperature", "0", "--plain"]), COLUMNS);
+    let mut terminal =
+        Pty::start(consort(&["chat", &oracle("qwen3/model-f32"), "--temperature", "0", "--plain"]), COLUMNS);
     terminal.read_to("> ");
     // The model would write until its context is full.
     terminal.send(b"Hello\r");
@@ -282,7 +283,9 @@ fn markdown_is_rendered_where_the_terminal_has_styles() {
     server.text("evil \u{1b}]52;c;eA==\u{7}end");
     server.end();
     let answer = terminal.read_raw_to("end");
-    for rendered in ["\u{1b}[0;1mTitle\u{1b}[0m", "some \u{1b}[0;1mbold\u{1b}[0m text", "• \u{1b}[0;36mcode\u{1b}[0m and"] {
+    for rendered in
+        ["\u{1b}[0;1mTitle\u{1b}[0m", "some \u{1b}[0;1mbold\u{1b}[0m text", "• \u{1b}[0;36mcode\u{1b}[0m and"]
+    {
         assert!(answer.contains(rendered), "{rendered:?} in {answer:?}");
     }
     assert!(answer.contains("evil ]52;c;eA==end") && !answer.contains("```"), "{answer:?}");
@@ -333,7 +336,7 @@ fn tab_completes_commands_models_and_files() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("some notes.txt"), "the text").unwrap();
     let (server, mut terminal) = chat(&[], 200);
-    terminal.send(b"/mod\t oth\t\r");
+    terminal.send(b"/mod\toth\t\r");
     terminal.read_to("(other answers from now on)");
     terminal.read_to("> ");
     terminal.send(format!("read @{}/so\t\r", folder.path().display()).as_bytes());

@@ -75,10 +75,13 @@ impl Answerer {
 
     /// The sampling parameters that apply to the next answer.
     pub fn settings(&self, sampling: &SamplingOptions) -> String {
-        settings::list(sampling, match self {
-            Self::Local(model) => Some(model.sampling(sampling)),
-            Self::Remote(_) => None,
-        })
+        settings::list(
+            sampling,
+            match self {
+                Self::Local(model) => Some(model.sampling(sampling)),
+                Self::Remote(_) => None,
+            },
+        )
     }
 
     /// Whether the model can be told to reason, as far as that is known.

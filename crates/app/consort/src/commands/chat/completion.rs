@@ -140,15 +140,14 @@ mod tests {
         let mut helper = ChatHelper::new();
         helper.models = ModelNames::Listed(vec!["Qwen/b".to_owned(), "a/c".to_owned()]);
         let (start, pairs) = helper.candidates(before);
-        let completed: Vec<_> =
-            pairs.iter().map(|pair| format!("{}{}", &before[..start], pair.replacement)).collect();
+        let completed: Vec<_> = pairs.iter().map(|pair| format!("{}{}", &before[..start], pair.replacement)).collect();
         assert_eq!(completed, expected, "{before}");
     }
 
     #[test]
     fn commands_and_their_arguments_are_completed() {
         check("/ret", &["/retry"]);
-        check("/s", &["/save", "/set", "/system"]);
+        check("/s", &["/save ", "/set ", "/system "]);
         check("/model ", &["/model Qwen/b", "/model a/c"]);
         check("/model q", &["/model Qwen/b"]);
         check("/set temp", &["/set temperature"]);

@@ -77,7 +77,8 @@ impl LocalModel {
         match read.load(&setup) {
             Ok(engine) => Ok((Self::new(setup, read, engine), Ok(()))),
             Err(error) => {
-                let before = Self::load(setup, Some(&name)).with_context(|| format!("{error:#}; then load {name} again"))?;
+                let before =
+                    Self::load(setup, Some(&name)).with_context(|| format!("{error:#}; then load {name} again"))?;
                 Ok((before, Err(error)))
             }
         }

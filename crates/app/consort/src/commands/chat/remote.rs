@@ -93,7 +93,8 @@ impl ServerAddress {
 
     /// The models that the server lists. `None` if it lists none at all.
     fn models(&self) -> Result<Option<Vec<String>>> {
-        let mut request = self.agent().get(format!("{}/models", self.base)).config().timeout_global(Some(LIST_TIMEOUT)).build();
+        let mut request =
+            self.agent().get(format!("{}/models", self.base)).config().timeout_global(Some(LIST_TIMEOUT)).build();
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
@@ -103,7 +104,8 @@ impl ServerAddress {
         }
         let response = self.checked(response)?;
         let body = self.body(response, LIST_BYTES_MAX)?;
-        let not_a_list = || format!("{} is no server with OpenAI's API: its list of models is something else", self.base);
+        let not_a_list =
+            || format!("{} is no server with OpenAI's API: its list of models is something else", self.base);
         let list: ModelList = serde_json::from_slice(&body).with_context(not_a_list)?;
         Ok(Some(list.data.into_iter().take(LIST_MODELS_MAX).map(|model| model.id).collect()))
     }
@@ -283,7 +285,10 @@ impl RemoteServer {
             let agent = agent.clone();
             move || request_answer(&address, &agent, &body, &sender)
         };
-        thread::Builder::new().name("request".to_owned()).spawn(worker).map_err(|error| anyhow!("start a thread: {error}"))?;
+        thread::Builder::new()
+            .name("request".to_owned())
+            .spawn(worker)
+            .map_err(|error| anyhow!("start a thread: {error}"))?;
         let answer = receive(&events, interrupt, show);
         // Ends the request if it still runs: the server need not go on.
         agent.shutdown();
@@ -414,21 +419,24 @@ mod tests {
 
     #[test]
     fn text_and_reasoning_come_as_parts() {
-        let (text, reasoning) = (|text: &str| AnswerPart::Text(text.into()), |text: &str| AnswerPart::Reasoning(text.into()));
+        let (text, reasoning) =
+            (|text: &str| AnswerPart::Text(text.into()), |text: &str| AnswerPart::Reasoning(text.into()));
         let all = [
             ": wait\n\n".to_owned(),
             chunk(r#"{"role": "assistant", "content": null}"#, "null"),
             chunk(r#"{"reasoning_content": "hm"}"#, "null"),
             chunk(r#"{"content": "a"}"#, "null"),
             chunk("{}", "\"length\""),
-            "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 2}}\n\ndata: [DONE]\n\n".to_owned(),
+            "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 2}}\n\ndata: [DONE]\n\n"
+                .to_owned(),
         ];
         let (parts, end) = stream(&server(events(&all.concat()), false));
         let end = end.unwrap();
         assert_eq!(parts, [reasoning("hm"), text("a")]);
         let timings = end.timings().unwrap();
         assert_eq!((end.is_cut_off, timings.prompt_tokens, timings.generated_tokens), (true, 3, 2));
-        let tagged = [chunk(r#"{"content": "<think>hm</th"}"#, "null"), chunk(r#"{"content": "ink>\n\na"}"#, "\"stop\"")];
+        let tagged =
+            [chunk(r#"{"content": "<think>hm</th"}"#, "null"), chunk(r#"{"content": "ink>\n\na"}"#, "\"stop\"")];
         let (parts, end) = stream(&server(events(&tagged.concat()), false));
         assert!(!end.unwrap().is_cut_off, "a stream may end without [DONE]");
         assert_eq!(parts, [reasoning("hm"), text("a")]);
@@ -444,9 +452,14 @@ mod tests {
         check_refused(events("data: [1]\n\n"), false, "sent no answer");
         check_refused(events("data: {\"error\": {\"message\": \"out of\\nmemory\"}}\n\n"), false, "out of memory");
         check_refused(events(&"a".repeat(2 << 20)), false, "longer than 1024 KiB");
-        check_refused("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1\r\n\r\nx".into(), false, "text/html");
+        check_refused(
+            "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1\r\n\r\nx".into(),
+            false,
+            "text/html",
+        );
         check_refused("garbage\r\n\r\n".into(), false, "no server answers");
-        let chunked = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nff\r\ndata";
+        let chunked =
+            "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nff\r\ndata";
         check_refused(chunked.into(), false, "");
     }
 

@@ -31,13 +31,7 @@ pub struct Transcripts {
 impl Transcripts {
     /// Writes a conversation and returns a note for the user. Overwrites no file that this chat has neither saved nor
     /// loaded.
-    pub fn save(
-        &mut self,
-        file: &str,
-        model: &str,
-        system: Option<&str>,
-        turns: &[Turn],
-    ) -> Result<String, String> {
+    pub fn save(&mut self, file: &str, model: &str, system: Option<&str>, turns: &[Turn]) -> Result<String, String> {
         let path = expand_home(file);
         let transcript = Transcript { model: model.to_owned(), messages: messages(system, turns) };
         let mut json = serde_json::to_string_pretty(&transcript).map_err(|error| error.to_string())?;

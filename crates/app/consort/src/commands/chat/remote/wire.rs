@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn the_message_of_an_error_is_found() {
-        let check = |body: &str, expected: Option<&str>| assert_eq!(error_message(body.as_bytes()).as_deref(), expected);
+        let check =
+            |body: &str, expected: Option<&str>| assert_eq!(error_message(body.as_bytes()).as_deref(), expected);
         check(r#"{"error": {"message": "no  such\nmodel", "code": 1}}"#, Some("no such model"));
         check(r#"{"error": "busy"}"#, Some("busy"));
         check(r#"{"detail": "Not Found"}"#, Some("Not Found"));
