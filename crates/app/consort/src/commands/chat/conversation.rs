@@ -88,13 +88,13 @@ impl Conversation {
         let (mut text, mut is_begun) = (String::new(), false);
         let answer = answerer.answer(question, &interrupt, &mut |part| {
             is_begun = true;
-            Ok(match part {
+            match part {
                 AnswerPart::Text(piece) => {
                     text.push_str(&piece);
-                    printer.text(&piece)?;
+                    Ok(printer.text(&piece)?)
                 }
-                AnswerPart::Reasoning(piece) => printer.reasoning(&piece)?,
-            })
+                AnswerPart::Reasoning(piece) => Ok(printer.reasoning(&piece)?),
+            }
         });
         let is_interrupted = matches!(&answer, Ok(end) if end.reason == EndReason::Interrupted);
         if is_begun || (answer.is_ok() && !is_interrupted) {
