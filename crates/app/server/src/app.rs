@@ -177,7 +177,8 @@ impl App {
             return blocking::run(move || Ok(library.list())).await;
         }
         let model = |slot: Arc<ModelSlot>| {
-            let description = slot.stage().model().map_or_else(|_| ModelDescription::default(), |m| m.description.clone());
+            let description =
+                slot.stage().model().map_or_else(|_| ModelDescription::default(), |m| m.description.clone());
             LibraryModel {
                 name: slot.name().to_owned(),
                 bytes: description.file_bytes,

@@ -62,6 +62,8 @@ pub use listen::{CONNECTIONS_MAX, ConnectionLimits, ListenError, Listener, Tls, 
 pub use load_stage::{LoadStage, Progress};
 pub use local_operator::RemoteAddress;
 pub use metrics::ConnectionMetrics;
-pub use models::{LibraryError, LibraryModel, LibraryOptions, ModelDetails, ModelLibrary, ModelSlot, ModelUse, Models, PullProgress};
+pub use models::{
+    LibraryError, LibraryModel, LibraryOptions, ModelDetails, ModelLibrary, ModelSlot, ModelUse, Models, PullProgress,
+};
 pub use router::{admin_router, router};
 pub use served_model::{CpuDescription, ModelDescription, ServedModel, ServedModelError};

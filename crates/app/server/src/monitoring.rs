@@ -61,10 +61,10 @@ impl HealthBody {
     )
 )]
 async fn ready(State(app): State<SharedApp>) -> Response {
-    let (name, stage) = app.models().default_slot().map_or_else(
-        || (String::new(), LoadStage::Unloaded),
-        |slot| (slot.name().to_owned(), slot.stage()),
-    );
+    let (name, stage) = app
+        .models()
+        .default_slot()
+        .map_or_else(|| (String::new(), LoadStage::Unloaded), |slot| (slot.name().to_owned(), slot.stage()));
     let readiness = Readiness::new(&name, &stage);
     // A server that loads models when they are asked for can take requests as long as it does not shut down.
     let loads_itself = app.models().library().is_some() && !matches!(stage, LoadStage::Draining(_));

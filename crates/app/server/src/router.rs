@@ -12,8 +12,8 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::{
-    api_docs, auth, cluster, compression, error_body, host_check, kept_answers, messages, monitoring, ollama, openai, openapi, page,
-    responses, server_info,
+    api_docs, auth, cluster, compression, error_body, host_check, kept_answers, messages, monitoring, ollama, openai,
+    openapi, page, responses, server_info,
 };
 
 /// The service that a [`crate::Listener`] serves.
@@ -73,7 +73,8 @@ fn is_of_this_machine(origin: &HeaderValue) -> bool {
     const APPLICATIONS: [&str; 5] = ["app", "file", "tauri", "vscode-webview", "vscode-file"];
     const HOSTS: [&str; 4] = ["localhost", "127.0.0.1", "0.0.0.0", "[::1]"];
     let Some((scheme, rest)) = origin.to_str().ok().and_then(|origin| origin.split_once("://")) else { return false };
-    let is_port = |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let is_port =
+        |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
     let is_local = || HOSTS.iter().any(|host| rest.strip_prefix(host).is_some_and(is_port));
     APPLICATIONS.contains(&scheme) || (["http", "https"].contains(&scheme) && is_local())
 }
@@ -85,14 +86,22 @@ mod tests {
     #[test]
     fn pages_of_this_machine_are_known_by_their_origin() {
         let is_own = |origin: &'static str| is_of_this_machine(&HeaderValue::from_static(origin));
-        for origin in
-            ["http://localhost", "http://localhost:3000", "https://127.0.0.1:1", "http://[::1]:5173", "app://obsidian.md"]
-        {
+        for origin in [
+            "http://localhost",
+            "http://localhost:3000",
+            "https://127.0.0.1:1",
+            "http://[::1]:5173",
+            "app://obsidian.md",
+        ] {
             assert!(is_own(origin), "{origin}");
         }
-        for origin in
-            ["null", "https://a.example", "http://localhost.a.example", "http://localhost:x", "http://127.0.0.1.a.example"]
-        {
+        for origin in [
+            "null",
+            "https://a.example",
+            "http://localhost.a.example",
+            "http://localhost:x",
+            "http://127.0.0.1.a.example",
+        ] {
             assert!(!is_own(origin), "{origin}");
         }
     }

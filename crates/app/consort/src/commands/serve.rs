@@ -18,9 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use server::{
-    App, Config, ConnectionLimits, DescriptorLimit, LibraryOptions, Listener, ModelLibrary, Tls,
-};
+use server::{App, Config, ConnectionLimits, DescriptorLimit, LibraryOptions, Listener, ModelLibrary, Tls};
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 

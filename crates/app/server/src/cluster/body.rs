@@ -12,9 +12,9 @@ use super::snapshot::{
 use super::swarm::{NodePeerBody, StagePeerBody, SwarmBody};
 use super::text::{bounded_address, bounded_name, bounded_reason};
 use crate::ids::unix_now;
-use crate::models::ModelSlot;
 use crate::load_stage::LoadStage;
 use crate::metrics::TokenRates;
+use crate::models::ModelSlot;
 use crate::monitoring::RankStatus;
 use crate::served_model::ServedModel;
 

@@ -24,8 +24,8 @@ use crate::monitoring::{ModelQuery, slot_of};
 use body::ClusterBody;
 
 pub use history::{ClusterEvent, ClusterEventKind, EventMachine, WatchedCluster};
-pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
 pub(crate) use invitation::SharedInviter;
+pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
 pub use snapshot::{
     BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
     StageMemory, StageSnapshot, StageTime,

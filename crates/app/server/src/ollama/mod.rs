@@ -160,12 +160,7 @@ async fn respond(
 }
 
 /// The reply to a request without a prompt, which loads or unloads the model.
-async fn idle(
-    app: &App,
-    slot: &Arc<ModelSlot>,
-    header: &ReplyHeader,
-    keep: KeepAlive,
-) -> Result<Response, ApiError> {
+async fn idle(app: &App, slot: &Arc<ModelSlot>, header: &ReplyHeader, keep: KeepAlive) -> Result<Response, ApiError> {
     let reason = if keep == KeepAlive::For(Duration::ZERO) {
         app.models().unload(slot).await;
         OllamaDoneReason::Unload

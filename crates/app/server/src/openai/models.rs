@@ -18,11 +18,11 @@ use crate::error::{ApiError, OpenAiErrorBody};
 use crate::error_responses::OpenAiErrors;
 use crate::json_body::JsonBody;
 use crate::load_stage::LoadStage;
+use crate::messages::{MessagesModel, MessagesModelList, is_messages_client};
 use crate::models::{LibraryModel, ModelSlot, not_managed};
 use crate::monitoring::ProgressBody;
 use crate::sse::{self, ServerSentEvent};
 use crate::stream::StreamEvent;
-use crate::messages::{MessagesModel, MessagesModelList, is_messages_client};
 
 pub fn router() -> Router<SharedApp> {
     // Model names contain slashes.

@@ -149,7 +149,11 @@ async fn a_body_must_be_json_and_not_too_long() {
     let (status, error) = client.error(CHAT, &format!(r#"{{"messages": "{}"}}"#, "x".repeat(1000))).await;
     assert_eq!((status, &error["type"]), (413, &json!("invalid_request_error")));
     for (media, status) in [("text/plain", 415), ("", 415), ("Application/JSON; charset=utf-8", 400)] {
-        let (got, error) = Client::new().with_header("content-type", media).with_header("origin", "http://localhost").error(CHAT, "{}").await;
+        let (got, error) = Client::new()
+            .with_header("content-type", media)
+            .with_header("origin", "http://localhost")
+            .error(CHAT, "{}")
+            .await;
         assert_eq!((got, &error["type"]), (status, &json!("invalid_request_error")), "{media}");
     }
 }

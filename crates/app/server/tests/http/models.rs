@@ -258,7 +258,8 @@ async fn events_tell_how_far_loading_is() {
     let (library, client) = three();
     let answer = client.call(Method::POST, "/models/load", r#"{"model": "a", "stream": true}"#).await;
     let text = answer.text();
-    let events: Vec<Value> = text.split_terminator("\n\n").map(|e| serde_json::from_str(&e["data: ".len()..]).unwrap()).collect();
+    let events: Vec<Value> =
+        text.split_terminator("\n\n").map(|e| serde_json::from_str(&e["data: ".len()..]).unwrap()).collect();
     let (last, before) = events.split_last().unwrap();
     assert_eq!(last["state"], "ready");
     assert!(before.iter().all(|event| event["state"] == "loading") && !before.is_empty(), "{text}");

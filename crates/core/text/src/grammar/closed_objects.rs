@@ -12,8 +12,7 @@ type Schema = Map<String, Value>;
 /// Keywords that say more about the same object.
 const COMPOSING: [&str; 8] = ["$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
 /// Keywords that allow other properties.
-const OTHERS: [&str; 4] =
-    ["additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"];
+const OTHERS: [&str; 4] = ["additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"];
 
 /// Adds `"additionalProperties": false` where it is meant.
 pub(super) fn close(schema: &mut Schema) {

@@ -163,7 +163,8 @@ impl ModelLoader {
 
     /// The memory that a model takes on this machine once it is loaded beside others.
     pub fn memory_needed(&self, checkpoint: &Checkpoint) -> Result<u64> {
-        let (capacity, _) = self.cache.capacity.capacity(&self.config, checkpoint, self.cache.speculate, Share::Least)?;
+        let (capacity, _) =
+            self.cache.capacity.capacity(&self.config, checkpoint, self.cache.speculate, Share::Least)?;
         let footprints = self.config.footprint(checkpoint, capacity)?;
         Ok(footprints.iter().map(|footprint| footprint.weights + footprint.working + footprint.kv).sum())
     }

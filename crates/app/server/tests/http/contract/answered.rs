@@ -25,7 +25,8 @@ pub fn requests() -> Vec<(&'static str, Value)> {
     add("/api/pull", vec![json!({"model": MODEL, "name": "tiny", "stream": false})]);
     add("/models/load", vec![json!({"model": "a", "stream": false})]);
     add("/models/unload", vec![json!({"model": "a", "stream": false})]);
-    let unchanged = json!({"system": "", "template": "", "parameters": {}, "files": {}, "adapters": {}, "messages": []});
+    let unchanged =
+        json!({"system": "", "template": "", "parameters": {}, "files": {}, "adapters": {}, "messages": []});
     let named = json!({"model": "m", "name": "m", "from": "a", "modelfile": "FROM a", "quantize": "", "stream": false});
     add("/api/create", vec![with(named, unchanged)]);
     add("/api/copy", vec![json!({"source": "a", "destination": "b"})]);
