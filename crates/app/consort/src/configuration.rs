@@ -18,6 +18,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::bounded_file;
+use crate::commands::is_for_model_here;
 use crate::store::Settings;
 use crate::usage::UsageError;
 
@@ -214,6 +215,8 @@ fn arguments_of(
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     };
     let explicit: Vec<&Arg> = command.get_arguments().filter(is_explicit).collect();
+    // With --url a server runs the model.
+    let is_remote = path == ["chat"] && explicit.iter().any(|arg| arg.get_id() == "url");
     let applies = |entry: &&Entry<'_>| {
         let is_above = entry.path.len() <= path.len() && entry.path.iter().zip(path).all(|(table, name)| table == name);
         let means_another = entry.path.is_empty() && OWN_MEANING.contains(&(path[0], &entry.key));
@@ -226,6 +229,9 @@ fn arguments_of(
     let (mut taken, mut added): (Vec<(&Arg, &Entry<'_>)>, Vec<OsString>) = (Vec::new(), Vec::new());
     for entry in applicable {
         let Some(arg) = option(command, &entry.key) else { continue };
+        if is_remote && is_for_model_here(arg) {
+            continue;
+        }
         let values = entry.arguments(arg)?;
         if explicit.iter().any(|other| other.get_id() == arg.get_id() || exclude(command, arg, other)) {
             continue;

@@ -37,6 +37,7 @@ use completion::ModelNames;
 use conversation::Conversation;
 use input::{ChatInput, Entry};
 use local::{LocalModel, LocalSetup};
+pub use options::is_for_model_here;
 use options::LocalArgs;
 use remote::{RemoteServer, ServerAddress};
 use transcript::Transcripts;

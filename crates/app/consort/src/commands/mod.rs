@@ -34,6 +34,8 @@ use crate::bench::BenchArgs;
 use crate::configuration::{self, ConfigurationOptions, ExtendedArguments};
 use crate::swarm::SwarmArgs;
 
+pub use chat::is_for_model_here;
+
 /// One large language model on the machines you already have.
 #[derive(Debug, Parser)]
 #[command(name = "consort", version, propagate_version = true)]

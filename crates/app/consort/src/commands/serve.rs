@@ -186,6 +186,9 @@ impl ServeArgs {
     /// One model if one is named, else the library. If there is no model yet, the default one is fetched first.
     fn offer(&self, loader: &ModelLoader) -> Result<Offer> {
         if let [model] = self.named() {
+            let LibraryArgs { memory, keep, pin, .. } = &self.library;
+            let is_single = memory.is_none() && keep.is_none() && pin.is_empty();
+            ensure!(is_single, UsageError::new("--memory, --keep and --pin go with several models"));
             return Ok(Offer::One(model.clone()));
         }
         let (memory, strict) = (self.library.memory, self.library.strict_model);

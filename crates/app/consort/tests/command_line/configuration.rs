@@ -1,6 +1,7 @@
 //! The configuration file, through the binary: what it changes, what comes before it, and mistakes in it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::Value;
@@ -27,7 +28,12 @@ fn configured(file: &str) -> TempDir {
 
 #[test]
 fn the_file_has_what_is_always_typed() {
-    let model = oracle("llama/model-f32");
+    let models = tempfile::tempdir().unwrap();
+    let [model, other] = ["llama", "qwen3"].map(|name| {
+        let path = models.path().join(name);
+        symlink(oracle(&format!("{name}/model-f32")), &path).unwrap();
+        path.display().to_string()
+    });
     let folder =
         configured(&format!("temperature = 0\nmax_tokens = 3\n[run]\nmodel = {model:?}\njson = true\nraw = true\n"));
     let tokens = |args: &[&str], environment: &[(&str, &str)]| {
@@ -36,11 +42,10 @@ fn the_file_has_what_is_always_typed() {
         let report: Value = serde_json::from_str(&out).unwrap();
         (report["model"].as_str().unwrap().to_owned(), report["tokens"].as_array().unwrap().len())
     };
-    assert_eq!(tokens(&["Morning near"], &[]), (model.clone(), 3));
-    assert_eq!(tokens(&["Morning near", "-n", "5"], &[]), (model.clone(), 5));
-    let other = oracle("qwen3/model-f32");
-    assert_eq!(tokens(&[&other, "Morning near"], &[]).0, other);
-    assert_eq!(tokens(&["-m", &other, "Morning near"], &[]).0, other);
+    assert_eq!(tokens(&["Morning near"], &[]), ("llama".to_owned(), 3));
+    assert_eq!(tokens(&["Morning near", "-n", "5"], &[]), ("llama".to_owned(), 5));
+    assert_eq!(tokens(&[&other, "Morning near"], &[]).0, "qwen3");
+    assert_eq!(tokens(&["-m", &other, "Morning near"], &[]).0, "qwen3");
 
     let (_, plain, error) = run(folder.path(), &["run", "--no-config", &model, "Morning", "-n", "1"], &[]);
     assert!(!plain.starts_with('{'), "{plain}{error}");
@@ -51,6 +56,15 @@ fn the_file_has_what_is_always_typed() {
     let another = another.to_str().unwrap();
     assert_eq!(tokens(&[&model, "Morning near"], &[("CONSORT_CONFIG", another)]).1, 2);
     assert_eq!(tokens(&[&model, "Morning near", "--config", another], &[]).1, 2);
+}
+
+#[test]
+fn what_is_for_a_model_here_does_not_hold_for_one_on_a_server() {
+    let folder = configured("threads = 1\n[chat]\ncontext = 512\ntemperature = 0\n");
+    let (code, _, error) = run(folder.path(), &["chat", "--url", "http://127.0.0.1:9"], &[]);
+    assert!(code == Some(1) && error.contains("127.0.0.1:9") && !error.contains("--threads"), "{error}");
+    let (code, _, error) = run(folder.path(), &["chat", "--url", "http://127.0.0.1:9", "--threads", "1"], &[]);
+    assert!(code == Some(2) && error.contains("--threads"), "{error}");
 }
 
 #[test]

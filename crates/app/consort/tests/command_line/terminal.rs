@@ -199,7 +199,8 @@ fn escape_stops_an_answer_of_a_model_here() {
 
 #[test]
 fn the_terminal_is_restored_however_the_chat_ends() {
-    let ends: [(&dyn Fn(&mut Pty), i32); 3] = [
+    type Ending<'a> = &'a dyn Fn(&mut Pty);
+    let ends: [(Ending<'_>, i32); 3] = [
         (&|terminal| terminal.signal(Signal::TERM), 143),
         (&|terminal| terminal.signal(Signal::HUP), 129),
         // The first one stops the answer.

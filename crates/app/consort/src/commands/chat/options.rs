@@ -1,7 +1,7 @@
 //! `LocalArgs`: the options of a model that the chat itself runs. They have no meaning for a server.
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::options::{ModelOptions, ThreadOption};
 
@@ -11,6 +11,11 @@ struct LocalOptions {
     threads: ThreadOption,
     #[command(flatten)]
     options: ModelOptions,
+}
+
+/// Whether an option of `chat` is for a model that the chat itself runs.
+pub fn is_for_model_here(option: &Arg) -> bool {
+    LocalOptions::augment_args(Command::new("chat")).get_arguments().any(|known| known.get_id() == option.get_id())
 }
 
 /// The options, and which of them are on the command line.
