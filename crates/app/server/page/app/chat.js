@@ -75,6 +75,7 @@ export class Chat {
   /** Shows a kept conversation, or an empty one. */
   async open(id) {
     const turn = ++this.#opening;
+    const focused = document.activeElement;
     if (id && id === this.#current?.id) return;
     const kept = id && (this.#running.get(id)?.conversation ?? (await this.#store.get(id)));
     if (turn !== this.#opening) return;
@@ -83,7 +84,8 @@ export class Chat {
     this.#show(kept || fresh());
     this.#composer.setText(draftOf(this.#draftName));
     await this.#list();
-    this.#composer.focusGently();
+    // Who has gone elsewhere meanwhile stays there.
+    if ([focused, document.body].includes(document.activeElement)) this.#composer.focusGently();
   }
 
   askForKey() {
