@@ -137,9 +137,8 @@ impl KeptAnswers {
 impl AnswerTable {
     fn drop_expired(&mut self, store: &KeptAnswers, now: Instant) {
         let ended_max = store.limits.ended_max;
-        let is_old = |answer: &KeptAnswer| {
-            answer.ended_at().is_some_and(|at| now.saturating_duration_since(at) > ended_max)
-        };
+        let is_old =
+            |answer: &KeptAnswer| answer.ended_at().is_some_and(|at| now.saturating_duration_since(at) > ended_max);
         let expired: Vec<_> =
             self.answers.iter().filter(|(_, answer)| is_old(answer)).map(|(key, _)| key.clone()).collect();
         for key in expired {

@@ -50,9 +50,9 @@ pub use axum::Router;
 pub use axum::http::HeaderValue;
 pub use block_admin::{BlockMonitor, BlockSnapshot, block_admin_router};
 pub use cluster::{
-    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterEvent, ClusterEventKind, ClusterMonitor, EventMachine, HopSnapshot, HopWay, NodePeer,
-    NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService, StageMemory, StagePeer, StageSnapshot,
-    StageTime, SwarmSnapshot,
+    BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, ClusterEvent, ClusterEventKind, ClusterMonitor,
+    EventMachine, HopSnapshot, HopWay, NodePeer, NodeSnapshot, NodeUse, PeerBlock, PeerReach, PeerRecord, PeerService,
+    StageMemory, StagePeer, StageSnapshot, StageTime, SwarmSnapshot,
 };
 pub use descriptors::DescriptorLimit;
 pub use error::{ApiError, ApiErrorKind};

@@ -12,8 +12,8 @@ use tower_http::cors::{Any, CorsLayer};
 use crate::app::{App, SharedApp};
 use crate::error::ApiError;
 use crate::{
-    api_docs, auth, cluster, compression, error_body, host_check, kept_answers, messages, monitoring, ollama, openai, openapi, page,
-    responses, server_info,
+    api_docs, auth, cluster, compression, error_body, host_check, kept_answers, messages, monitoring, ollama, openai,
+    openapi, page, responses, server_info,
 };
 
 /// The service that a [`crate::Listener`] serves.

@@ -249,7 +249,9 @@ mod tests {
             ClusterEventKind::Joined { machine, again } => format!("{} joined {again}", machine.name),
             ClusterEventKind::Left { machine, .. } => format!("{} left", machine.name),
             ClusterEventKind::Lost { machine, layers, .. } => format!("{} lost {layers}", machine.name),
-            ClusterEventKind::Moved { machine, to, seconds, .. } => format!("{} moved to {to:?} in {seconds}", machine.name),
+            ClusterEventKind::Moved { machine, to, seconds, .. } => {
+                format!("{} moved to {to:?} in {seconds}", machine.name)
+            }
             ClusterEventKind::Formed { to } => format!("formed {to:?}"),
             ClusterEventKind::Reformed { why, .. } => format!("reformed {why:?}"),
         };

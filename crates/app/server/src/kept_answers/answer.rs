@@ -104,11 +104,7 @@ impl KeptAnswer {
 
     /// The events from number `next` on, framed as server-sent events with their numbers as ids. After each `keep_alive`
     /// without one, a comment. `None` if that event is kept no more.
-    pub fn read(
-        self: Arc<Self>,
-        next: u64,
-        keep_alive: Duration,
-    ) -> Option<impl Stream<Item = Bytes> + Send + use<>> {
+    pub fn read(self: Arc<Self>, next: u64, keep_alive: Duration) -> Option<impl Stream<Item = Bytes> + Send + use<>> {
         {
             let mut state = self.state();
             if next < state.first {

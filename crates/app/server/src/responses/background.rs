@@ -33,7 +33,10 @@ pub fn is_background(app: &App, request: &ResponsesRequest) -> Result<bool, ApiE
         return Ok(false);
     }
     if request.store == Some(false) {
-        return Err(ApiError::invalid("background", "a response with `background` has to be stored: leave `store` out"));
+        return Err(ApiError::invalid(
+            "background",
+            "a response with `background` has to be stored: leave `store` out",
+        ));
     }
     if !app.config().stores_responses {
         return Err(ApiError::unsupported("background", "this server stores no responses"));

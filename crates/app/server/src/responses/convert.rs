@@ -302,9 +302,7 @@ mod tests {
 
     #[test]
     fn fields_that_need_stored_state_are_refused_by_name() {
-        for (name, value) in
-            [("conversation", json!("conv_1")), ("prompt", json!({"id": "p"}))]
-        {
+        for (name, value) in [("conversation", json!("conv_1")), ("prompt", json!({"id": "p"}))] {
             let error = read(json!({"input": "hi", name: value})).unwrap_err();
             assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));
             assert!(read(json!({"input": "hi", name: null})).is_ok());

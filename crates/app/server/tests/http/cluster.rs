@@ -319,7 +319,10 @@ async fn a_lost_machine_is_told_as_lost_and_its_layers_as_moved() {
     moved.stages[1] = stage("cellar", Some("10.0.0.3:7420"), LayerRange::new(1, 4));
     *monitor.0.lock().unwrap() = moved;
     let body = cluster(&client).await;
-    assert_eq!(states(&body), ("ready".to_owned(), vec!["running".to_owned(); 2], ["lost", "used", "failed"].map(str::to_owned).to_vec()));
+    assert_eq!(
+        states(&body),
+        ("ready".to_owned(), vec!["running".to_owned(); 2], ["lost", "used", "failed"].map(str::to_owned).to_vec())
+    );
     let last = body["events"].as_array().unwrap().last().unwrap();
     assert_eq!((&last["kind"], &last["machine"], &last["to"]), (&json!("moved"), &json!("attic"), &json!(["cellar"])));
     assert_eq!(last["layers"], json!({"start": 1, "end": 4}));

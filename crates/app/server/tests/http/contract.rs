@@ -43,7 +43,8 @@ async fn no_constraint_of_the_document_is_left_out() {
         walk.visit(schema_of(&document, path), body, "");
     }
     let mut missed = Vec::new();
-    let posts = document["paths"].as_object().unwrap().iter().filter(|(_, item)| item["post"]["requestBody"].is_object());
+    let posts =
+        document["paths"].as_object().unwrap().iter().filter(|(_, item)| item["post"]["requestBody"].is_object());
     for (path, _) in posts {
         walk.miss(schema_of(&document, path), path, &mut HashSet::new(), &mut missed);
     }

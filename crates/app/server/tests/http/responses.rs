@@ -412,7 +412,10 @@ async fn a_kept_chat_completion_is_cancelled_and_belongs_to_its_key() {
     let path = format!("/v1/answers/{id}");
     assert_eq!(client("two").get(&path).await.status.as_u16(), 404);
     assert_eq!(client("two").call(Method::POST, &format!("{path}/cancel"), "").await.status.as_u16(), 404);
-    assert_eq!(mine.call(Method::POST, &format!("{path}/cancel"), "").await.json(), json!({"id": id, "cancelled": true}));
+    assert_eq!(
+        mine.call(Method::POST, &format!("{path}/cancel"), "").await.json(),
+        json!({"id": id, "cancelled": true})
+    );
     let text = response.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8_lossy(&text);
     assert!(text.contains("\"finish_reason\":\"cancelled\"") && text.ends_with("data: [DONE]\n\n"), "{text}");

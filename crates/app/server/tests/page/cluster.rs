@@ -188,8 +188,7 @@ fn a_swarm_is_drawn_with_its_peers() {
         assert!(boxes[2].as_str().unwrap().ends_with("2 failures, 7 checks"), "{boxes}");
         let ways = json!(["RTT 39.7 ms", "through the server", "back to the server"]);
         assert_eq!(texts(tab, ".hop .way"), ways);
-        let hidden =
-            "[...document.querySelectorAll('.stage-box')[0].querySelectorAll('span:not(.tag)')].filter((e) => e.hidden).length";
+        let hidden = "[...document.querySelectorAll('.stage-box')[0].querySelectorAll('span:not(.tag)')].filter((e) => e.hidden).length";
         assert_eq!(
             tab.eval(hidden),
             4,

@@ -235,11 +235,11 @@ fn folds_notes_and_small_letters_are_elements_and_other_html_is_text() {
             "H<sub>2</sub>O, x<SUP>**n**</SUP>, <kbd>Esc</kbd>",
             "<p>H<sub>2</sub>O, x<sup><strong>n</strong></sup>, <kbd>Esc</kbd></p>",
         );
-        check("<sub>open <sup></sup> <b>no</b>", "<p>&lt;sub&gt;open &lt;sup&gt;&lt;/sup&gt; &lt;b&gt;no&lt;/b&gt;</p>");
         check(
-            "<sub><img src=x onerror=alert(1)></sub>",
-            "<p><sub>&lt;img src=x onerror=alert(1)&gt;</sub></p>",
+            "<sub>open <sup></sup> <b>no</b>",
+            "<p>&lt;sub&gt;open &lt;sup&gt;&lt;/sup&gt; &lt;b&gt;no&lt;/b&gt;</p>",
         );
+        check("<sub><img src=x onerror=alert(1)></sub>", "<p><sub>&lt;img src=x onerror=alert(1)&gt;</sub></p>");
         check(
             "<details>\n<summary>More *here*</summary>\n\n- a\n- b\n\n</details>\n\nafter",
             "<details><summary><span>More <em>here</em></span></summary><div><ul><li>a</li><li>b</li></ul></div></details><p>after</p>",
@@ -277,7 +277,11 @@ fn a_note_that_comes_late_is_joined_to_its_reference() {
         tab.click(".markdown details summary");
         answer.write("\n\nstill hidden");
         tab.wait_text(".markdown details", "still hidden");
-        assert_eq!(tab.eval("document.querySelector('.markdown details').open"), true, "it stays as it is while it grows");
+        assert_eq!(
+            tab.eval("document.querySelector('.markdown details').open"),
+            true,
+            "it stays as it is while it grows"
+        );
         answer.finish("stop");
         tab.wait("!document.querySelector('.message.running')");
         tab.click(".assistant p .note");

@@ -78,7 +78,10 @@ fn a_pdf_without_text_says_why() {
         attach(tab, "fake.pdf", &base64("just words"));
         tab.wait_text(".toast", "fake.pdf is not a PDF.");
         // Values without an end, and pages that contain themselves.
-        let nested = format!("%PDF-1.4\n1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj\n2 0 obj <</Kids[2 0 R]/A {}>> endobj", "[".repeat(500));
+        let nested = format!(
+            "%PDF-1.4\n1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj\n2 0 obj <</Kids[2 0 R]/A {}>> endobj",
+            "[".repeat(500)
+        );
         attach(tab, "nested.pdf", &base64(&nested));
         tab.wait_text(".toast", "nested.pdf");
         assert_eq!(tab.eval("document.querySelector('#attached').hidden"), true);
