@@ -60,7 +60,8 @@ impl OpenInvitation {
         let address = listener.local_addr().context("open an invitation")?;
         let code = InvitationCode::random().context("make a code")?;
         let invitation = Invitation::new(code.clone(), &key, name.as_str())?;
-        let announcer = if is_announced && !address.ip().is_loopback() { announce(&name, address.port()) } else { None };
+        let announcer =
+            if is_announced && !address.ip().is_loopback() { announce(&name, address.port()) } else { None };
         let shared = Arc::new(Shared {
             name,
             code,

@@ -54,7 +54,8 @@ impl WaitingLine {
         let columns = console::Term::stderr().size().1;
         let text: String = terminal::printable(text).chars().take(usize::from(columns).saturating_sub(1)).collect();
         // Down and up, so that there is a line below; then there, and back.
-        let written = write!(stderr(), "\x1bD\x1bM\x1b7\x1b[1B\r\x1b[2K{}\x1b8", console::style(text).for_stderr().dim());
+        let written =
+            write!(stderr(), "\x1bD\x1bM\x1b7\x1b[1B\r\x1b[2K{}\x1b8", console::style(text).for_stderr().dim());
         // A note is not worth ending a command.
         let _ = written.and_then(|()| stderr().flush());
     }

@@ -270,7 +270,8 @@ fn without_a_terminal_it_is_said_where_a_key_comes_from() {
     assert!(code == Some(1) && said.contains("no key yet"), "{said}");
     let (code, said) = refused(&["join", "127.0.0.1", "--cluster-key", "a passphrase of the tests"]);
     assert!(code == Some(2) && said.contains("an invitation brings a key"), "{said}");
-    let (code, said) = refused(&["join", "127.0.0.1", "--protocol", "cake", "--cluster-key", "a passphrase of the tests"]);
+    let (code, said) =
+        refused(&["join", "127.0.0.1", "--protocol", "cake", "--cluster-key", "a passphrase of the tests"]);
     assert!(code == Some(2) && said.contains("no invitations"), "{said}");
 }
 
@@ -294,7 +295,8 @@ fn an_invitation_in_a_terminal_shows_the_code_and_ctrl_c_closes_it() {
         let command = machine.command(&["cluster", "invite", "--listen", "127.0.0.1:0", "--minutes", "1"]);
         let mut pty = Pty::start(command, 100);
         let said = pty.read_to("consort join 127.0.0.1:");
-        let code = said.lines().find(|line| line.trim().len() == 13 && line.trim().starts_with(|c: char| c.is_ascii_digit()));
+        let code =
+            said.lines().find(|line| line.trim().len() == 13 && line.trim().starts_with(|c: char| c.is_ascii_digit()));
         assert!(code.is_some(), "{said}");
         assert!(said.contains("For the next minute, one machine can join with the code"), "{said}");
         pty.read_to("waiting for a machine, 0 min 5");

@@ -198,7 +198,7 @@ pub enum ExecutorError {
     PipelineFull { depth: usize },
     #[error("no step is in flight")]
     NoStepInFlight,
-    #[error("a part of the model's processes was lost: {why}")]
+    #[error("a part of the model was lost: {why}")]
     Lost { why: Arc<str> },
     #[error(transparent)]
     Backend(#[from] BackendError),

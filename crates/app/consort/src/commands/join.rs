@@ -150,7 +150,8 @@ impl JoinArgs {
     fn cluster_key(&self, name: &NodeName) -> Result<ClusterKey> {
         let invitation = self.machine.as_ref().or(self.invitation.as_ref());
         if invitation.is_some() && self.key.is_given() {
-            let message = "an invitation brings a key: leave out --cluster-key-file, --cluster-key and CONSORT_CLUSTER_KEY";
+            let message =
+                "an invitation brings a key: leave out --cluster-key-file, --cluster-key and CONSORT_CLUSTER_KEY";
             return Err(UsageError::new(message).into());
         }
         let kept = if invitation.is_none() { self.key.text_if_kept()? } else { None };

@@ -20,8 +20,8 @@ use crate::app::SharedApp;
 use crate::error::OpenAiErrorBody;
 use body::ClusterBody;
 
-pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
 pub(crate) use invitation::SharedInviter;
+pub use invitation::{InvitationSnapshot, InvitationState, Inviter};
 pub use snapshot::{
     BatchPrediction, ChainBits, ChainPrediction, ChainSnapshot, HopSnapshot, HopWay, NodeSnapshot, NodeUse,
     StageMemory, StageSnapshot, StageTime,

@@ -120,7 +120,8 @@ async fn without_keys_only_this_machine_and_its_own_page_may_invite() {
     check(Some("192.168.1.7"), &[local, ("origin", "http://localhost:8000")], false).await;
     check(None, &[local], false).await;
     check(Some("127.0.0.1"), &[local, ("x-forwarded-for", "192.168.1.7")], false).await;
-    check(Some("127.0.0.1"), &[local, ("forwarded", "for=192.168.1.7"), ("origin", "http://localhost:8000")], false).await;
+    check(Some("127.0.0.1"), &[local, ("forwarded", "for=192.168.1.7"), ("origin", "http://localhost:8000")], false)
+        .await;
 }
 
 #[tokio::test]

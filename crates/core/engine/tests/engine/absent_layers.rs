@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Capacity, Engine, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished, MissingLayers,
-    OpenedSession, Prefix, Request, StepOutput, StepPlan, WaitingForModel,
+    Capacity, Engine, EngineOptions, EventKind, Executor, ExecutorError, Failure, FinishReason, Finished,
+    MissingLayers, OpenedSession, Prefix, Request, StepOutput, StepPlan, WaitingForModel,
 };
 use testing::fake_executor::{Fake, answer, prompt, safe};
 use types::{LayerRange, SessionId, TokenId};
@@ -114,19 +114,19 @@ impl Scene {
         *self.now.lock().unwrap() - self.begun
     }
 
-    /// Runs a request, one second for each step. Returns its tokens, how it ended and the last that it waited for.
+    /// Runs a request, one second for each step. Returns its tokens, how it ended and what it waited for first.
     fn run(&mut self) -> (Vec<TokenId>, FinishReason, Option<WaitingForModel>) {
         self.engine.add(request()).unwrap();
-        let (mut tokens, mut events, mut last) = (Vec::new(), Vec::new(), None);
+        let (mut tokens, mut events, mut first) = (Vec::new(), Vec::new(), None);
         loop {
             // An error has ended the request, with an event.
             let ran = self.engine.step(&mut events);
             assert!(!matches!(ran, Ok(false)), "there is a request");
-            last = self.engine.waiting_for().or(last);
+            first = first.or(self.engine.waiting_for());
             for event in events.drain(..) {
                 match event.kind {
                     EventKind::Token(sampled) => tokens.push(sampled.token),
-                    EventKind::Finished(Finished { reason, .. }) => return (tokens, reason, last),
+                    EventKind::Finished(Finished { reason, .. }) => return (tokens, reason, first),
                     _ => {}
                 }
             }

@@ -26,12 +26,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub struct InvitationAnnouncer(#[expect(dead_code, reason = "it works until it is dropped")] AnnouncedService);
 
 impl InvitationAnnouncer {
-    pub fn start(
-        name: &NodeName,
-        port: u16,
-        interfaces: &Interfaces,
-        mdns_port: u16,
-    ) -> Result<Self, DiscoveryError> {
+    pub fn start(name: &NodeName, port: u16, interfaces: &Interfaces, mdns_port: u16) -> Result<Self, DiscoveryError> {
         let txt = [(NAME, name.as_str().to_owned())];
         AnnouncedService::start(SERVICE_TYPE, &txt, port, interfaces, mdns_port).map(Self)
     }

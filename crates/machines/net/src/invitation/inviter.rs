@@ -153,7 +153,8 @@ impl Invitation {
             true => Ok(()),
             false => Err(RejectReason::Purpose),
         };
-        let confirmed = stream.try_clone().map_err(HandshakeError::from).and_then(|stream| respond(stream, &key, limit, admit));
+        let confirmed =
+            stream.try_clone().map_err(HandshakeError::from).and_then(|stream| respond(stream, &key, limit, admit));
         match confirmed {
             Ok(((), mut secure)) => {
                 let sent = write_record(&secure.stream, &mut secure.sealer, self.key_text.as_bytes(), limit);

@@ -86,7 +86,8 @@ fn read_record(
     let mut message = vec![0; bytes];
     limit.read_exact(stream, &mut message)?;
     let mut plain = vec![0; bytes];
-    let bytes = opener.open(&message, &mut plain).map_err(|forged| io::Error::new(io::ErrorKind::InvalidData, forged))?;
+    let bytes =
+        opener.open(&message, &mut plain).map_err(|forged| io::Error::new(io::ErrorKind::InvalidData, forged))?;
     plain.truncate(bytes);
     Ok(plain)
 }

@@ -67,10 +67,10 @@ pub(super) struct PeerSearch {
 }
 
 impl PeerSearch {
-    /// An attempt failed.
-    pub fn failed(&self, why: &str) {
+    /// An attempt failed, because nobody runs these layers.
+    pub fn failed(&self, layers: LayerRange, why: &str) {
         if let Some(missing) = lock(&self.context.searches).get_mut(&self.number) {
-            missing.why = why.into();
+            (missing.layers, missing.why) = (layers, why.into());
         }
     }
 }

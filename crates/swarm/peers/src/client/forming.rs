@@ -61,6 +61,15 @@ pub(super) struct FormedSpans {
     pub after_fed_by: Option<PushKey>,
 }
 
+/// Why spans could not be opened.
+struct FailedAttempt {
+    why: String,
+    /// Peers have no room.
+    is_full: bool,
+    /// Without a peer.
+    layers: LayerRange,
+}
+
 type Around<'a> = &'a [(SpanId, OpenSpan)];
 
 /// Opens spans for layers between `before` and `after`. Tries other peers until that succeeds, for a limited time.
@@ -74,7 +83,7 @@ pub(super) async fn form(
     let search = (!session.is_check()).then(|| session.context().search(layers));
     loop {
         let mut has_others = false;
-        let (why, is_full) = match session.plan(layers, [before, after]) {
+        let FailedAttempt { why, is_full, layers: missing } = match session.plan(layers, [before, after]) {
             Ok((spans, is_busy)) => {
                 has_others = !is_busy;
                 let waits = open_times(session, &spans, layers, [before, after]);
@@ -83,14 +92,21 @@ pub(super) async fn form(
                     Err(failed) => failed,
                 }
             }
-            Err(error) => (error.to_string(), matches!(error, RouteError::NoRoom { .. })),
+            Err(error) => FailedAttempt {
+                why: error.to_string(),
+                is_full: matches!(error, RouteError::NoRoom { .. }),
+                layers: match error {
+                    RouteError::Uncovered { layers } | RouteError::NoRoom { layers, .. } => layers,
+                    _ => layers,
+                },
+            },
         };
-        search.iter().for_each(|search| search.failed(&why));
+        search.iter().for_each(|search| search.failed(missing, &why));
         // A session that runs makes others wait, which may have what it needs.
         let max = if is_full && session.is_in_the_way() { FULL_TIME_MAX } else { FORM_TIME_MAX };
         if started.elapsed() > max {
             let why = format!("no chain of peers for layers {layers}: {why}").into();
-            return Err(SessionLoss { why, is_full, layers, since: started });
+            return Err(SessionLoss { why, is_full, layers: missing, since: started });
         }
         if !has_others {
             session.context().view.want();
@@ -112,14 +128,13 @@ fn open_times(
     spans.iter().map(&mut time).collect()
 }
 
-/// The error has the reason, and whether peers have no room.
 async fn open_all(
     session: &mut Session,
     spans: &[ChainSpan],
     waits: &[Duration],
     before: Around<'_>,
     after: Around<'_>,
-) -> Result<FormedSpans, (String, bool)> {
+) -> Result<FormedSpans, FailedAttempt> {
     let is_star = session.context().options.is_star;
     // A key for each span that gets its rows from the one before, and one for the span behind the new ones.
     let keys = if is_star { None } else { (0..=spans.len()).map(|_| push_key()).collect::<Option<Vec<_>>>() };
@@ -173,7 +188,8 @@ async fn open_all(
             }
             Err(loss) => {
                 let is_full = matches!(loss, SpanLoss::Failed { kind: FailureKind::Refused, .. });
-                failed = Some((format!("peer {}: {loss}", p2p::peer_text(&peer)), is_full));
+                failed =
+                    Some(FailedAttempt { why: format!("peer {}: {loss}", p2p::peer_text(&peer)), is_full, layers });
                 session.avoid(peer, &loss);
             }
         }

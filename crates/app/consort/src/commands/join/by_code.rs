@@ -43,7 +43,9 @@ pub fn join_by_code(given: Option<&PeerAddress>, name: &NodeName, no_mdns: bool)
     let invitation = match given {
         Some(address) => ChosenInvitation { name: address.to_string(), addresses: vec![address.clone()] },
         None if no_mdns => {
-            return Err(UsageError::new("--no-mdns finds no invitation: name its machine, as `consort join HOST`").into());
+            return Err(
+                UsageError::new("--no-mdns finds no invitation: name its machine, as `consort join HOST`").into()
+            );
         }
         None => find()?,
     };
@@ -136,7 +138,9 @@ fn resolve(address: &PeerAddress) -> Vec<SocketAddr> {
 fn ask(prompt: &str) -> Result<String> {
     use std::io::{BufRead as _, Read as _};
     let mut err = stderr();
-    err.write_all(terminal::printable(prompt).as_bytes()).and_then(|()| err.flush()).context("write to the terminal")?;
+    err.write_all(terminal::printable(prompt).as_bytes())
+        .and_then(|()| err.flush())
+        .context("write to the terminal")?;
     let mut line = String::new();
     let read = stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line).context("read from the terminal")?;
     if read == 0 {
