@@ -37,8 +37,8 @@ use completion::ModelNames;
 use conversation::Conversation;
 use input::{ChatInput, Entry};
 use local::{LocalModel, LocalSetup};
-pub use options::is_for_model_here;
 use options::LocalArgs;
+pub use options::is_for_model_here;
 use remote::{RemoteServer, ServerAddress};
 use transcript::Transcripts;
 
