@@ -171,7 +171,7 @@ fn bind(listen: Option<SocketAddr>) -> Result<TcpListener> {
 
 fn announce(name: &NodeName, port: u16) -> Option<InvitationAnnouncer> {
     let announced = InvitationAnnouncer::start(name, port, &Interfaces::default(), MDNS_PORT);
-    announced.inspect_err(|error| warn!("other machines have to name this one: {error:?}")).ok()
+    announced.inspect_err(|error| warn!("other machines have to name this one: {error}")).ok()
 }
 
 /// Where other machines reach this one, if it listens on `listened`: IPv4 first.

@@ -89,16 +89,6 @@ enum Offer {
     Library(Arc<StoreLibrary>),
 }
 
-impl Offer {
-    /// The names of the models that requests may ask for.
-    fn names(&self) -> Vec<String> {
-        match self {
-            Self::One(name) => vec![name.clone()],
-            Self::Library(library) => library.names(),
-        }
-    }
-}
-
 impl ServeArgs {
     pub fn run(self) -> Result<ExitCode> {
         let config = ModelConfig::new(&self.options)?;
@@ -152,12 +142,16 @@ impl ServeArgs {
         let registration = running_servers::register(&greeting::local_url(scheme, address));
         let _registration = registration
             .inspect_err(|error| debug!("`consort ps` and `consort stop` do not find this server: {error:#}"));
+        let names = match &offer {
+            Offer::One(_) => vec![app.config().model.clone()],
+            Offer::Library(library) => library.names(),
+        };
         if logs::has_person() {
             let has_keys = !app.config().keys.is_empty();
-            Greeting::new(scheme, address, has_keys, offer.names()).print();
+            Greeting::new(scheme, address, has_keys, names).print();
         } else {
             info!(connections, open_files, "listening on {url}");
-            info!("models: {}", offer.names().join(", "));
+            info!("models: {}", names.join(", "));
             if let Some(warning) = open_warning(&app, address) {
                 warn!("{warning}");
             }

@@ -153,8 +153,9 @@ fn another_model_goes_on_with_the_conversation() {
     let [first, second] = ["qwen3/model-f32", "qwen3/model-bf16"].map(oracle);
     let lines = format!("Hello\n/model /no/where\n/model {second}\nBye\n/model\n");
     let (out, notes) = converse_with(&first, &SHORT, lines.as_bytes());
-    assert!(notes.contains("no such file or folder: /no/where") && notes.contains(&format!("(it is still {first})")));
-    assert!(notes.contains(&format!("({second} answers from now on)")) && notes.contains("(answers now)"), "{notes}");
+    assert!(notes.contains("no such file or folder: /no/where"), "{notes}");
+    assert!(notes.contains("(it is still model-f32)"), "{notes}");
+    assert!(notes.contains("(model-bf16 answers from now on)") && notes.contains("(answers now)"), "{notes}");
     let hello = answers("Hello\n");
     let file = saved(&["Hello", hello.trim_end_matches('\n')]);
     let (alone, _) = converse_with(&second, &SHORT, format!("/load {}\nBye\n", file.path().display()).as_bytes());
@@ -174,6 +175,9 @@ fn reasoning_is_told_from_the_answer() {
         notes.contains("(the model answers without reasoning)") && notes.contains("it is on, off or default"),
         "{notes}"
     );
-    let (_, notes) = converse_with(&oracle("llama/model-f32"), &SHORT, b"/think on\n");
+    let plain = changed_model("tokenizer_config.json", |config| {
+        config["chat_template"] = json!("{% for message in messages %}{{ message.content }}{% endfor %}");
+    });
+    let (_, notes) = converse_with(plain.path().to_str().unwrap(), &SHORT, b"/think on\n");
     assert!(notes.contains("cannot be told whether to reason"), "{notes}");
 }

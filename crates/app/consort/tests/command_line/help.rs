@@ -75,7 +75,7 @@ fn options_have_the_names_that_people_know() {
     check_refused(&["chat", "-m", &model, &model], 2, "cannot be used with");
 
     let name = |json: &str| serde_json::from_str::<Value>(json).unwrap()["name"].clone();
-    assert_eq!(name(&succeed(&["show", "-m", &model, "--json"])), model.as_str());
+    assert_eq!(name(&succeed(&["show", "-m", &model, "--json"])), "model-f32");
     check_refused(&["show"], 2, "required");
     let measured = succeed(&["bench", "-m", &model, "-p", "8", "-n", "2", "-r", "1", "--json", "-c", "64"]);
     assert_eq!(measured.lines().count(), 2, "{measured}");

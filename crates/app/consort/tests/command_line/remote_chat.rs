@@ -46,7 +46,6 @@ fn wrong_options_and_servers_that_are_not_there_are_told() {
     let url = format!("http://{}", unused.address());
     check_refused(&["chat", "--url", &url], 1, "connection refused");
     check_refused(&["chat", "--url", "localhost:8000"], 2, "write it as http://HOST:PORT");
-    check_refused(&["chat", "m", "--url", &url], 2, "cannot be used with");
     check_refused(&["chat", "m", "--model", "n"], 2, "cannot be used with");
     let refused = check_refused(&["chat", "--url", &url, "--context", "64"], 2, "--context is for a model");
     assert!(refused.contains("--url"), "{refused}");

@@ -191,7 +191,7 @@ fn a_port_that_is_taken_is_told_with_the_server_that_has_it() {
 fn a_wrong_model_is_an_error_before_the_server_listens() {
     let folder = tempfile::tempdir().unwrap();
     for (model, why) in [
-        ("unknown", "neither a file, a folder, nor a hub model"),
+        ("unknown", "neither a file, a folder, a name of the catalogue"),
         ("./missing.gguf", "no such file"),
         ("no/where", "is not on this machine"),
         (folder.path().to_str().unwrap(), "open the model"),

@@ -264,7 +264,7 @@ fn a_message_may_have_several_lines() {
         (b"\x1b[A\r", "one\ntwo\\\n\nthree"),
     ] {
         terminal.send(keys);
-        assert_eq!(server.asked(), message);
+        assert_eq!(server.asked(), message, "{}", keys.escape_ascii());
         server.end_with("answered");
         terminal.read_to("answered");
         terminal.read_to("> ");
