@@ -161,9 +161,11 @@ impl ServeArgs {
         let (failed, failure) = oneshot::channel();
         match offer {
             Offer::One(model) => load::spawn_loader(loader, model, &app, url, failed)?,
-            Offer::Library(_) => {
+            Offer::Library(library) => {
                 tokio::spawn(Arc::clone(app.models()).unload_idle());
-                tokio::spawn(preload(Arc::clone(&app), self.library.pin.clone()));
+                // Of all that are here, nobody has said which one is wanted.
+                let first = self.named().first().cloned().or_else(|| library.only());
+                tokio::spawn(preload(Arc::clone(&app), self.library.pin.iter().cloned().chain(first).collect()));
             }
         }
         shutdown::run(listener, &app, &mut signals, failure, grace).await
@@ -243,11 +245,10 @@ fn own_names() -> Vec<String> {
     Vec::new()
 }
 
-/// Loads the pinned models, and the first one, before they are asked for.
-async fn preload(app: Arc<App>, pinned: Vec<String>) {
-    let names = pinned.iter().map(|name| Some(name.as_str())).chain([None]);
+/// Loads models before they are asked for.
+async fn preload(app: Arc<App>, names: Vec<String>) {
     for name in names {
-        if let Err(error) = app.model(name).await {
+        if let Err(error) = app.model(Some(&name)).await {
             warn!("{error}");
         }
     }

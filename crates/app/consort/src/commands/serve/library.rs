@@ -86,6 +86,12 @@ impl StoreLibrary {
         }
     }
 
+    /// The model, if there is one only.
+    pub fn only(&self) -> Option<String> {
+        let mut names = self.names();
+        if names.len() == 1 { names.pop() } else { None }
+    }
+
     /// The complete models of the store.
     fn stored(&self) -> Vec<(String, PathBuf)> {
         let listed = Store::from_environment().and_then(|store| store.list());
@@ -154,8 +160,7 @@ impl ModelLibrary for StoreLibrary {
         let canonical = Store::from_environment().ok().and_then(|store| store.canonical(name));
         let given = || self.named.iter().flatten().find(|model| model.given == name).map(|model| model.name.clone());
         let found = canonical.filter(|canonical| names.contains(canonical)).or_else(given);
-        let only = || (names.len() == 1 && !self.strict_names).then(|| names[0].clone());
-        found.or_else(only)
+        found.or_else(|| if self.strict_names { None } else { self.only() })
     }
 
     fn details(&self, name: &str) -> Result<ModelDetails, LibraryError> {
