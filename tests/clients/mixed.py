@@ -52,7 +52,8 @@ class Clients:
             reply = self.openai.completions.create(model=model, prompt=prompt, temperature=0, max_tokens=TOKENS)
             return reply.model, reply.choices[0].text
         if kind == "messages":
-            reply = self.anthropic.messages.create(model=model, messages=messages, temperature=0, max_tokens=TOKENS)
+            settings = {"model": model, "messages": messages, "max_tokens": TOKENS}
+            reply = self.anthropic.messages.create(**settings, extra_body={"temperature": 0})
             return reply.model, json.dumps([block.model_dump() for block in reply.content])
         assert kind == "ollama"
         options = {"temperature": 0, "num_predict": TOKENS}

@@ -104,7 +104,8 @@ def test_errors_outside_the_apis_have_the_envelope_too():
     ]:
         found, _, text = send(method, path, body)
         assert (found, type(json.loads(text)["error"]["message"])) == (status, str), (method, path)
-    assert send("POST", "/v1/chat/completions", "{}", content_type="text/plain")[0] == 415
+    page = {"content_type": "text/plain", "origin": "http://localhost"}
+    assert send("POST", "/v1/chat/completions", "{}", **page)[0] == 415
     status, _, text = send("POST", "/v1/messages", "{")
     assert status == 400 and json.loads(text)["type"] == "error"
 

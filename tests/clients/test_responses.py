@@ -1,6 +1,7 @@
 """/v1/responses through the openai client."""
 
 import json
+import time
 
 import jsonschema
 import openai
@@ -89,11 +90,19 @@ def test_a_stored_response_is_continued_listed_and_deleted(oai):
 
 
 def test_state_of_other_kinds_is_refused(oai):
-    for setting in ({"background": True}, {"conversation": "conv_1"}):
-        with pytest.raises(openai.BadRequestError) as caught:
-            respond(oai, **setting)
-        assert caught.value.param == list(setting)[0]
-        assert caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.BadRequestError) as caught:
+        respond(oai, conversation="conv_1")
+    assert caught.value.param == "conversation"
+    assert caught.value.code == "unsupported_parameter"
+
+
+def test_a_response_in_the_background_is_asked_for_until_it_is_there(oai):
+    response = respond(oai, background=True)
+    assert response.status in ("queued", "in_progress", "completed")
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        response = oai.responses.retrieve(response.id)
+    assert response.status in ("completed", "incomplete") and response.output_text
 
 
 def test_a_schema_is_kept(oai):
