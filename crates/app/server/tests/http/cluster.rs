@@ -161,7 +161,7 @@ async fn one_process_is_one_stage_with_all_layers() {
     assert_eq!((&body["kind"], &body["state"], &body["layers"]), (&json!("process"), &json!("ready"), &json!(4)));
     let stage = json!({
         "index": 0, "name": "this machine", "address": null, "coordinator": true, "layers": {"start": 0, "end": 4},
-        "level": "avx2", "threads": 3, "ranks": 1, "compute_s": null, "hop": null, "peer": null,
+        "state": "running", "level": "avx2", "threads": 3, "ranks": 1, "compute_s": null, "hop": null, "peer": null,
         "memory": {"weight_bytes": 600, "kv_bytes": 400, "working_bytes": 0, "used_bytes": 1000, "free_bytes": null},
     });
     assert_eq!(body["stages"], json!([stage]));
@@ -198,7 +198,7 @@ async fn a_chain_is_told_stage_by_stage() {
     assert_eq!(body["steps"], json!({"count": 250, "seconds": 0.006, "between_s": 0.002}));
     let stage = json!({
         "index": 1, "name": "attic", "address": "10.0.0.2:7420", "coordinator": false, "layers": {"start": 1, "end": 4},
-        "level": "avx2", "threads": 4, "ranks": 1, "compute_s": 0.002,
+        "state": "running", "level": "avx2", "threads": 4, "ranks": 1, "compute_s": 0.002,
         "hop": {"seconds": 0.001, "round_trip_s": 0.0015, "bytes": 8192, "way": "direct"}, "peer": null,
         "memory": {"weight_bytes": 600, "kv_bytes": 300, "working_bytes": 100, "used_bytes": 1000, "free_bytes": 500},
     });

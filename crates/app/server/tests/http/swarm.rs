@@ -99,7 +99,7 @@ async fn a_swarm_is_told_peer_by_peer() {
     let stage = json!({
         "index": 1, "name": "attic", "address": "/ip4/10.0.0.2/tcp/4101", "coordinator": false,
         "layers": {"start": 0, "end": 2}, "level": null, "threads": null, "ranks": null, "memory": null,
-        "compute_s": 0.002,
+        "state": "running", "compute_s": 0.002,
         "hop": {"seconds": 0.02, "round_trip_s": null, "bytes": 4096, "way": "coordinator"},
         "peer": {
             "id": "12D3KooWattic", "reach": "relayed", "round_trip_s": 0.04, "queue_s": 0.001, "runs": 250,
