@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use server::LoadStage;
 
 use crate::client::{Client, wait_until};
