@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 /// Characters of a name that several nodes have: what tells them apart comes after it, and has to be seen.
-const NAME_CHARS_MAX: usize = 20;
+const NAME_CHARS_MAX: usize = 12;
 
 /// The names for nodes with these names and addresses: those that several nodes have are followed by the node's address. The
 /// port is left out where the rest tells them apart.

@@ -10,7 +10,7 @@ use super::{Bits, Comparison, NotUsed, Plan};
 use net::PeerAddress;
 
 /// The widest name of a node. Longer ones are cut.
-const NAME_WIDTH_MAX: usize = 44;
+const NAME_WIDTH_MAX: usize = 27;
 /// The widest reason that another machine gave.
 const WHY_WIDTH_MAX: usize = 300;
 
