@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(closed(with_default), ["", "/$defs/A"]);
         // The names of properties are no keywords.
         let named = json!({"properties": {"enum": person, "allOf": person}});
-        assert_eq!(closed(named), ["", "/properties/allOf", "/properties/enum"]);
+        assert_eq!(closed(named), ["", "/properties/enum", "/properties/allOf"]);
     }
 
     #[test]

@@ -4,15 +4,15 @@ use std::env;
 use std::fs;
 use std::io::{self, BufRead, Read, StdinLock, stdin};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use rustyline::error::ReadlineError;
 use rustyline::history::DefaultHistory;
 use rustyline::{
     Cmd, CompletionType, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyCode, KeyEvent,
-    Modifiers, Movement, RepeatCount,
+    Modifiers, RepeatCount,
 };
 
 use super::completion::{ChatHelper, ModelNames};
@@ -93,6 +93,7 @@ pub struct TerminalInput {
     history: Option<PathBuf>,
     /// Ctrl-C discarded an empty line.
     is_empty_interrupt: Arc<AtomicBool>,
+    continued: Continued,
     /// Reads the keys while no line is edited.
     quiet: Option<QuietInput>,
 }
@@ -108,12 +109,13 @@ impl TerminalInput {
         let mut editor = Editor::with_config(config).context("open the terminal")?;
         editor.set_helper(Some(ChatHelper::new()));
         let is_empty_interrupt = Arc::new(AtomicBool::new(false));
+        let continued = Continued::default();
         let newline = || EventHandler::Simple(Cmd::Newline);
         editor.bind_sequence(KeyEvent::ctrl('J'), newline());
         editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), newline());
         editor.bind_sequence(
             KeyEvent(KeyCode::Enter, Modifiers::NONE),
-            EventHandler::Conditional(Box::new(ContinueAfterBackslash)),
+            EventHandler::Conditional(Box::new(ContinueAfterBackslash(Arc::clone(&continued)))),
         );
         editor.bind_sequence(
             KeyEvent::ctrl('C'),
@@ -125,7 +127,7 @@ impl TerminalInput {
             // On the first run there is no history file.
             let _ = editor.load_history(path);
         }
-        Ok(Self { editor, history, is_empty_interrupt, quiet: Some(quiet) })
+        Ok(Self { editor, history, is_empty_interrupt, continued, quiet: Some(quiet) })
     }
 
     /// The text that was typed ahead, or else is edited now; blank if Ctrl-C discards it.
@@ -149,8 +151,12 @@ impl TerminalInput {
 
     fn edit(&mut self, begun: &str) -> Result<Option<String>> {
         self.is_empty_interrupt.store(false, Ordering::Relaxed);
+        self.continued.lock().unwrap_or_else(PoisonError::into_inner).clear();
         match self.editor.readline_with_initial(PROMPT, (begun, "")) {
-            Ok(text) => Ok(Some(text)),
+            Ok(text) => {
+                let continued = self.continued.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(Some(without_backslashes(text, &continued)))
+            }
             Err(ReadlineError::Interrupted) => {
                 if self.is_empty_interrupt.load(Ordering::Relaxed) {
                     terminal::note("(Ctrl-D or /exit leaves)");
@@ -167,15 +173,33 @@ impl TerminalInput {
     }
 }
 
-/// Enter after a backslash at the end of a line replaces it by a line break.
-struct ContinueAfterBackslash;
+/// The texts before each Enter after a backslash.
+type Continued = Arc<Mutex<Vec<String>>>;
+
+/// Enter after a backslash at the end of a line begins a new line. The backslash is removed when the text is complete: the
+/// editor has no command that replaces it by a line break and goes on after that.
+struct ContinueAfterBackslash(Continued);
 
 impl ConditionalEventHandler for ContinueAfterBackslash {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
         let (line, at) = (context.line(), context.pos());
         let is_end = at == line.len() && multi_line::is_continued(line) && !multi_line::is_open(line);
-        is_end.then(|| Cmd::Replace(Movement::BackwardChar(1), Some("\n".to_owned())))
+        is_end.then(|| {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+            Cmd::Newline
+        })
     }
+}
+
+/// The text without the backslashes that continued a line. `continued` are the texts that ended with them, the shortest first;
+/// one that was changed since keeps its backslash.
+fn without_backslashes(mut text: String, continued: &[String]) -> String {
+    for before in continued.iter().rev() {
+        if text.strip_prefix(before.as_str()).is_some_and(|rest| rest.starts_with('\n')) {
+            text.remove(before.len() - 1);
+        }
+    }
+    text
 }
 
 /// Notices whether Ctrl-C discards an empty line.
@@ -252,6 +276,18 @@ mod tests {
         assert_eq!(entry().as_deref(), Some("\"\"\"\nc\\\n\nd\"\"\"\n"));
         assert_eq!(entry().as_deref(), Some("e\n"));
         assert_eq!(entry(), None);
+    }
+
+    #[test]
+    fn a_backslash_that_continued_a_line_is_removed() {
+        let check = |text: &str, continued: &[&str], expected: &str| {
+            let continued: Vec<_> = continued.iter().map(|&text| text.to_owned()).collect();
+            assert_eq!(without_backslashes(text.to_owned(), &continued), expected);
+        };
+        check("a\\\nb", &["a\\"], "a\nb");
+        check("a\\\nb\\\nc", &["a\\", "a\\\nb\\"], "a\nb\nc");
+        check("a\\\nb", &[], "a\\\nb");
+        check("x\\\nb", &["a\\"], "x\\\nb");
     }
 
     #[test]
