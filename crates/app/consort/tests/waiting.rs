@@ -99,11 +99,13 @@ fn a_chat_tells_which_layers_it_waits_for_and_goes_on_when_they_are_there() {
         let mut chat = Terminal(Some(Pty::start(command, 200)));
         let pty = chat.0.as_mut().unwrap();
         pty.read_to("/exit leaves.");
+        pty.read_to("> ");
         second.kill();
         pty.send(b"a b c\r");
         pty.read_to("waiting for layers 2..4, ");
         let again = SwarmPeer::start(&model, "2..4", &["--bootstrap", &first.address]);
         pty.read_to("tokens/s");
+        pty.read_to("> ");
         drop(again);
         pty.send(b"a b c\r");
         pty.read_to("waiting for layers 2..4, ");
