@@ -243,12 +243,13 @@ mod tests {
     }
 
     fn write(folder: &Path, name: &str, change: impl FnOnce(&mut ServerFile)) -> PathBuf {
-        let place = process::place().unwrap();
-        let started = process::start_time(std::process::id()).unwrap();
+        let place = process::place().expect("this process has a place");
+        let started = process::start_time(std::process::id()).expect("it has a start");
         let mut entry = ServerFile { pid: std::process::id(), started, place, url: "http://127.0.0.1:1".to_owned() };
         change(&mut entry);
         let path = folder.join(name);
-        fs::write(&path, serde_json::to_vec(&entry).unwrap()).unwrap();
+        let json = serde_json::to_vec(&entry).expect("it is JSON");
+        fs::write(&path, json).expect("write an entry");
         path
     }
 

@@ -77,8 +77,8 @@ fn mixed_requests_for_more_models_than_fit_all_get_their_own() {
         std::os::unix::fs::symlink(oracle(&format!("{name}/model-f32")), &path).unwrap();
         path.display().to_string()
     });
-    // Each takes its weights, buffers and a cache of 512 tokens: 24 to 29 MiB.
-    let options = [&paths[1], &paths[2], "--api-key", KEY, "--memory", "64M", "--context", "512", "--max-running", "8"];
+    // They take 8 to 11 MB: weights, buffers and a cache of 512 tokens.
+    let options = [&paths[1], &paths[2], "--api-key", KEY, "--memory", "22M", "--context", "512", "--max-running", "8"];
     let server = Server::listen("true", &paths[0], &options, &[CACHE]);
     server.wait_until_ready();
     let pid = server.child.id().to_string();

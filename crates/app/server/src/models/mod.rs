@@ -226,9 +226,10 @@ impl Models {
     async fn make_room(&self, library: &Library, wanted: &Arc<ModelSlot>) -> Result<(), LibraryError> {
         let (models, name) = (Arc::clone(&library.models), wanted.name().to_owned());
         let needed = on_thread(move || models.memory_needed(&name)).await?;
+        wanted.set_memory_needed(needed);
         loop {
             let loaded: Vec<_> = self.slots().into_iter().filter(|slot| slot.is_loaded()).collect();
-            let used = loaded.iter().map(|slot| slot.memory_bytes()).sum();
+            let used = loaded.iter().map(|slot| slot.memory_needed()).fold(0, u64::saturating_add);
             let models = Arc::clone(&library.models);
             if on_thread(move || Ok(models.memory_free(used))).await? >= needed {
                 return Ok(());
@@ -266,7 +267,7 @@ impl Library {
         let begun = Instant::now();
         let model = on_thread(move || models.load(&loading)).await?;
         let seconds = (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0;
-        info!(model = slot.name(), seconds, memory_bytes = model.memory_bytes, "loaded");
+        info!(model = slot.name(), seconds, memory_bytes = slot.memory_needed(), "loaded");
         Ok(Arc::new(model))
     }
 

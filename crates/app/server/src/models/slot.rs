@@ -30,6 +30,7 @@ struct SlotState {
     stage: LoadStage,
     cluster: Option<SharedMonitor>,
     inviter: Option<SharedInviter>,
+    memory_needed: u64,
     /// Requests that use the model now.
     uses: usize,
     used_at: Instant,
@@ -46,6 +47,7 @@ impl ModelSlot {
             stage,
             cluster: None,
             inviter: None,
+            memory_needed: 0,
             uses: 0,
             used_at: Instant::now(),
             keep,
@@ -142,11 +144,13 @@ impl ModelSlot {
         matches!(self.lock().stage, LoadStage::Ready(_))
     }
 
-    pub(super) fn memory_bytes(&self) -> u64 {
-        match &self.lock().stage {
-            LoadStage::Ready(model) => model.memory_bytes,
-            _ => 0,
-        }
+    /// The memory that was found to be needed when the model was loaded.
+    pub(super) fn memory_needed(&self) -> u64 {
+        self.lock().memory_needed
+    }
+
+    pub(super) fn set_memory_needed(&self, bytes: u64) {
+        self.lock().memory_needed = bytes;
     }
 
     pub(super) fn is_idle(&self) -> bool {
