@@ -21,6 +21,7 @@ use crate::error::{ApiError, ApiErrorKind, RETRY_AFTER};
 use crate::load_stage::{LoadStage, Progress};
 use crate::redact::without_paths;
 use crate::served_model::ServedModel;
+use slot::Retirement;
 
 pub use library::{LibraryError, LibraryModel, ModelDetails, ModelLibrary, PullProgress};
 pub use slot::{ModelSlot, ModelUse};
@@ -134,9 +135,16 @@ impl Models {
                 slot.stage().model()?;
                 continue;
             }
+            let mut changes = slot.changes();
             let loading = Arc::clone(&slot.loading).lock_owned().await;
             if let Some(model) = slot.begin_use() {
                 return Ok(model);
+            }
+            if slot.is_retiring() {
+                // It is unloaded soon, or stays: room was found elsewhere.
+                drop(loading);
+                changes.changed().await.map_err(|_| ApiError::internal("the model's slot is gone"))?;
+                continue;
             }
             if let Some(why) = slot.recent_failure(FAILURE_AGE_MAX) {
                 return Err(ApiError::unavailable(why, RETRY_AFTER).code("model_failed"));
@@ -164,7 +172,7 @@ impl Models {
     /// Unloads a model as soon as nobody uses it. Further requests load it again.
     pub async fn unload(&self, slot: &Arc<ModelSlot>) {
         let Some(library) = &self.library else { return };
-        slot.set_retiring(true);
+        let _retirement = Retirement::of(slot);
         let mut changes = slot.changes();
         while !slot.is_idle() {
             if changes.changed().await.is_err() {
@@ -227,6 +235,7 @@ impl Models {
         let (models, name) = (Arc::clone(&library.models), wanted.name().to_owned());
         let needed = on_thread(move || models.memory_needed(&name)).await?;
         wanted.set_memory_needed(needed);
+        let mut retirement = None;
         loop {
             let loaded: Vec<_> = self.slots().into_iter().filter(|slot| slot.is_loaded()).collect();
             let used = loaded.iter().map(|slot| slot.memory_needed()).fold(0, u64::saturating_add);
@@ -243,7 +252,7 @@ impl Models {
             // Whether the memory suffices all the same is checked when the model is loaded.
             let Some(oldest) = victims.first() else { return Ok(()) };
             let mut changes: Vec<_> = victims.iter().map(|slot| slot.changes()).collect();
-            oldest.set_retiring(true);
+            retirement.get_or_insert_with(|| Retirement::of(oldest));
             if victims.iter().all(|slot| !slot.is_idle()) {
                 let changed = changes.iter_mut().map(|changes| Box::pin(changes.changed()));
                 let _ = select_all(changed).await;

@@ -36,8 +36,8 @@ struct SlotState {
     used_at: Instant,
     /// What the last request said of this.
     keep: Option<Duration>,
-    /// Chosen to be unloaded: no further request may use it.
-    is_retiring: bool,
+    /// The [`Retirement`]s of it: as long as there is one, no further request may use the model.
+    retirements: usize,
     failed_at: Option<Instant>,
 }
 
@@ -51,7 +51,7 @@ impl ModelSlot {
             uses: 0,
             used_at: Instant::now(),
             keep,
-            is_retiring: false,
+            retirements: 0,
             failed_at: None,
         };
         Arc::new(Self {
@@ -122,7 +122,7 @@ impl ModelSlot {
     pub(super) fn begin_use(self: &Arc<Self>) -> Option<ModelUse> {
         let mut state = self.lock();
         let LoadStage::Ready(model) = &state.stage else { return None };
-        if state.is_retiring || model.service.has_stopped() {
+        if state.retirements > 0 || model.service.has_stopped() {
             return None;
         }
         let model = Arc::clone(model);
@@ -172,9 +172,10 @@ impl ModelSlot {
         state.used_at.checked_add(state.keep?)
     }
 
-    /// Whether further requests have to wait until the model is loaded again.
-    pub(super) fn set_retiring(&self, is_retiring: bool) {
-        self.change(|state| state.is_retiring = is_retiring);
+    /// Whether the model is loaded, but further requests have to wait.
+    pub(super) fn is_retiring(&self) -> bool {
+        let state = self.lock();
+        state.retirements > 0 && matches!(state.stage, LoadStage::Ready(_))
     }
 
     /// Takes the model out, if nobody uses it.
@@ -189,7 +190,6 @@ impl ModelSlot {
                 self.metrics.end_engine();
                 (state.cluster, state.inviter) = (None, None);
             }
-            state.is_retiring &= state.uses > 0;
         });
         taken
     }
@@ -201,6 +201,22 @@ impl ModelSlot {
 
     fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A model is to be unloaded: as long as this lives, requests for it wait, so that it becomes idle.
+pub(super) struct Retirement(Arc<ModelSlot>);
+
+impl Retirement {
+    pub fn of(slot: &Arc<ModelSlot>) -> Self {
+        slot.change(|state| state.retirements += 1);
+        Self(Arc::clone(slot))
+    }
+}
+
+impl Drop for Retirement {
+    fn drop(&mut self) {
+        self.0.change(|state| state.retirements -= 1);
     }
 }
 

@@ -175,16 +175,39 @@ async fn a_pinned_model_stays() {
 async fn a_model_that_generates_is_never_unloaded() {
     let library = Library::new(&["a", "b"], 10);
     let client = Client::of(&app_with(&library, LibraryOptions::default()));
-    let mut long = chat("a", 40);
-    long["stream"] = true.into();
-    long["ignore_eos"] = true.into();
-    // The answer is not read yet.
-    let answer = client.send(Method::POST, CHAT, long.to_string()).await;
-    let (other, whole) = tokio::join!(client.post(CHAT, chat("b", 1)), answer.into_body().collect());
+    let answer = unread_answer(&client, "a").await;
+    let (other, whole) = tokio::join!(client.post(CHAT, chat("b", 1)), answer.collect());
     assert_eq!(other["model"], "b");
     let text = String::from_utf8(whole.unwrap().to_bytes().to_vec()).unwrap();
     assert!(text.ends_with("data: [DONE]\n\n") && text.contains("\"finish_reason\":\"length\""), "{text}");
     assert_eq!(states(&client).await, ["a unloaded", "b ready"]);
+}
+
+/// An answer that lasts until it is read.
+async fn unread_answer(client: &Client, model: &str) -> axum::body::Body {
+    let mut long = chat(model, 40);
+    long["stream"] = true.into();
+    long["ignore_eos"] = true.into();
+    client.send(Method::POST, CHAT, long.to_string()).await.into_body()
+}
+
+#[tokio::test]
+async fn a_model_that_was_to_be_unloaded_stays_where_another_one_made_room() {
+    let (library, client) = three();
+    let (first, second) = (unread_answer(&client, "a").await, unread_answer(&client, "b").await);
+    // Both are used, so the older one is to go; but the other one is idle first.
+    let makes_room = async {
+        wait_until("it waits", async || states(&client).await[2] == "c loading").await;
+        second.collect().await.unwrap();
+    };
+    let (other, ()) = tokio::join!(client.post(CHAT, chat("c", 1)), makes_room);
+    assert_eq!(other["model"], "c");
+    first.collect().await.unwrap();
+    assert_eq!(client.post(CHAT, chat("a", 1)).await["model"], "a");
+    assert_eq!(
+        (states(&client).await, library.loads()),
+        (["a ready", "b unloaded", "c ready"].map(String::from).to_vec(), 3)
+    );
 }
 
 #[tokio::test]
