@@ -28,6 +28,7 @@ export class Chat {
   #current = null;
   #conversations = [];
   #running = new Map(); // conversation id -> { conversation, message, controller }
+  #saving = Promise.resolve(); // the ends of answers that are being kept
   #opening = 0; // counts calls of open: only the last may show what it found
   #followed = new Set(); // ids of answers that this page has asked for, or has read for another: each is read once
   #removed = new Set(); // ids: an answer that was being written there must not bring its conversation back
@@ -251,7 +252,8 @@ export class Chat {
     if (this.#current === conversation) this.#draw();
     if (message.error) this.#failed(message.error);
     else if (message.finish) announce(message.finish === 'stopped' ? 'Stopped' : 'Answer complete');
-    await this.#saveAnswer(running);
+    this.#saving = Promise.all([this.#saving, this.#saveAnswer(running)]);
+    await this.#saving;
     await this.#list();
   }
 
@@ -406,8 +408,12 @@ export class Chat {
   }
 
   async #changedElsewhere(id) {
-    const kept = id === this.#current.id || this.#running.has(id) ? await this.#store.get(id) : null;
-    const running = this.#running.get(id);
+    let kept, running;
+    do {
+      await this.#saving; // what has ended here is kept before it is read
+      running = this.#running.get(id);
+      kept = running || id === this.#current.id ? await this.#store.get(id) : null;
+    } while (running !== this.#running.get(id));
     if (running) this.#merge(running, kept);
     else if (kept && id === this.#current.id) this.#show(kept);
     await this.#list();

@@ -18,9 +18,14 @@ export async function pdfText(bytes) {
   const budget = { operators: OPERATORS_MAX };
   const texts = [];
   for (const page of pages) texts.push(await pageText(file, page, budget));
-  const text = texts.map((page) => page.trim()).filter(Boolean).join('\n\n');
+  const text = texts.map((page) => withoutLigatures(page.trim())).filter(Boolean).join('\n\n');
   if (!text) throw new Error('has no text: its pages are probably scanned pictures');
   return text;
+}
+
+/** Fonts have letters that are drawn as one: a model reads the letters themselves. */
+function withoutLigatures(text) {
+  return text.replace(/[\ufb00-\ufb06]/g, (letters) => letters.normalize('NFKC'));
 }
 
 function pagesOf(file) {
