@@ -1,15 +1,14 @@
 //! cake's topology files: YAML that maps names of workers to addresses and names of layers.
 
-use std::collections::BTreeMap;
+mod yaml;
 
-use serde::Deserialize;
-use serde_saphyr::Spanned;
 use types::LayerRange;
 
 use super::assignment::range;
 use super::facts::{LAYERS_MAX, NODES_MAX};
 use super::saved::{SavedNode, SavedPlan, SavedStage};
 use net::PeerAddress;
+use yaml::{YamlError, YamlNode, YamlValue};
 
 /// The largest file that is read.
 pub const TOPOLOGY_BYTES_MAX: usize = 256 << 10;
@@ -34,12 +33,12 @@ pub struct CakeTopologyNode {
 pub enum CakeTopologyError {
     #[error("a topology has at most {TOPOLOGY_BYTES_MAX} bytes")]
     TooLarge,
-    #[error("{0}")]
-    Syntax(String),
+    #[error(transparent)]
+    Syntax(#[from] YamlError),
     #[error("{nodes} workers are too many: at most {} take part", NODES_MAX - 1)]
     TooManyNodes { nodes: usize },
     #[error("line {line}: worker {name:?}: {problem}")]
-    Worker { line: u64, name: String, problem: String },
+    Worker { line: usize, name: String, problem: String },
     #[error(
         "layers {from}..{to} have no worker. Here the coordinator runs the first layers, so the workers need all that follow"
     )]
@@ -48,26 +47,29 @@ pub enum CakeTopologyError {
     Overlap { line: usize, layer: usize, name: String, other: String },
 }
 
-/// Other fields of a worker describe its hardware, which is measured here.
-#[derive(Deserialize)]
-struct WorkerEntry {
-    host: Spanned<String>,
-    #[serde(default)]
-    layers: Vec<Spanned<String>>,
-}
-
 impl CakeTopology {
     pub fn parse(text: &str) -> Result<Self, CakeTopologyError> {
         if text.len() > TOPOLOGY_BYTES_MAX {
             return Err(CakeTopologyError::TooLarge);
         }
-        let workers: BTreeMap<String, WorkerEntry> = serde_saphyr::from_str_with_options(text, limits())
-            .map_err(|error| CakeTopologyError::Syntax(error.to_string()))?;
+        let workers = match YamlNode::parse(text)? {
+            YamlNode { value: YamlValue::Mapping(workers), .. } => workers,
+            YamlNode { value: YamlValue::Empty, .. } => Vec::new(),
+            YamlNode { line, .. } => {
+                return Err(YamlError {
+                    line,
+                    problem: "a topology maps names of workers to their settings".to_owned(),
+                }
+                .into());
+            }
+        };
         if workers.len() >= NODES_MAX {
             return Err(CakeTopologyError::TooManyNodes { nodes: workers.len() });
         }
-        let nodes = workers.into_iter().map(|(name, entry)| CakeTopologyNode::new(name, &entry));
-        Ok(Self { nodes: nodes.collect::<Result<_, _>>()? })
+        let mut nodes =
+            workers.iter().map(|(name, node)| CakeTopologyNode::new(name, node)).collect::<Result<Vec<_>, _>>()?;
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { nodes })
     }
 
     /// The plan that the file describes, for a model with this many layers; `None` if it names no layers, so that
@@ -107,7 +109,7 @@ fn check_sequence(workers: &[(&CakeTopologyNode, LayerRange)], model: usize) -> 
     match workers.last() {
         Some((_, last)) if last.end() < model => Err(CakeTopologyError::Unassigned { from: last.end(), to: model }),
         Some((node, last)) if last.end() > model => Err(CakeTopologyError::Worker {
-            line: node.line as u64,
+            line: node.line,
             name: node.name.clone(),
             problem: format!("layers {last} go beyond the model, which has {model}"),
         }),
@@ -120,7 +122,7 @@ fn check_hosts(workers: &[(&CakeTopologyNode, LayerRange)]) -> Result<(), CakeTo
     for (index, (node, _)) in workers.iter().enumerate() {
         if let Some((other, _)) = workers[..index].iter().find(|(other, _)| other.host == node.host) {
             return Err(CakeTopologyError::Worker {
-                line: node.line as u64,
+                line: node.line,
                 name: node.name.clone(),
                 problem: format!("its address {} is that of worker {:?} too", node.host, other.name),
             });
@@ -129,54 +131,45 @@ fn check_hosts(workers: &[(&CakeTopologyNode, LayerRange)]) -> Result<(), CakeTo
     Ok(())
 }
 
-/// A topology needs no more than this, and no aliases.
-fn limits() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_events: 200_000,
-            max_nodes: 100_000,
-            max_aliases: 0,
-            max_anchors: 0,
-            max_depth: 16,
-            flow_nesting_limit: 16,
-            max_documents: 1,
-        },
-        with_snippet: false,
-    }
-}
-
 impl CakeTopologyNode {
-    fn new(name: String, entry: &WorkerEntry) -> Result<Self, CakeTopologyError> {
-        let wrong = |at: &Spanned<String>, problem: String| CakeTopologyError::Worker {
-            line: at.referenced.line(),
-            name: name.clone(),
-            problem,
+    /// Fields other than these describe the worker's hardware, which is measured here.
+    fn new(name: &str, node: &YamlNode) -> Result<Self, CakeTopologyError> {
+        let wrong = |line: usize, problem: String| CakeTopologyError::Worker { line, name: name.to_owned(), problem };
+        let scalar = |node: &YamlNode| match &node.value {
+            YamlValue::Scalar(text) => Ok(text.clone()),
+            _ => Err(wrong(node.line, "a text is missing".to_owned())),
         };
-        let host = entry.host.value.parse().map_err(|error| wrong(&entry.host, format!("{error}")))?;
+        let host_node = node.get("host").ok_or_else(|| wrong(node.line, "its host is missing".to_owned()))?;
+        let host = scalar(host_node)?.parse().map_err(|error| wrong(host_node.line, format!("{error}")))?;
+        let entries = match node.get("layers").map(|layers| (layers.line, &layers.value)) {
+            None | Some((_, YamlValue::Empty)) => &[][..],
+            Some((_, YamlValue::List(entries))) => entries,
+            Some((line, _)) => return Err(wrong(line, "its layers are no list".to_owned())),
+        };
         let mut named = Vec::new();
-        for text in &entry.layers {
-            let (prefix, layers) = parse_layers(&text.value).map_err(|problem| wrong(text, problem))?;
-            named.push((layers.start(), layers.end(), prefix, text));
+        for entry in entries {
+            let (prefix, layers) = parse_layers(&scalar(entry)?).map_err(|problem| wrong(entry.line, problem))?;
+            named.push((layers.start(), layers.end(), prefix, entry.line));
         }
         named.sort_by_key(|(start, ..)| *start);
         for pair in named.windows(2) {
-            let ((_, end, prefix, _), (start, _, other, text)) = (&pair[0], &pair[1]);
+            let ((_, end, prefix, _), (start, _, other, line)) = (&pair[0], &pair[1]);
             if start != end {
                 let problem = format!("layer {start} does not follow layer {}; a worker has one range", end - 1);
-                return Err(wrong(text, problem));
+                return Err(wrong(*line, problem));
             }
             if prefix != other {
-                return Err(wrong(text, format!("layers {prefix:?} and {other:?} are of different models")));
+                return Err(wrong(*line, format!("layers {prefix:?} and {other:?} are of different models")));
             }
         }
         let layers = named.first().zip(named.last()).and_then(|(first, last)| range(first.0, last.1));
-        let line = entry.layers.first().map_or(0, |text| text.referenced.line() as usize);
-        Ok(Self { name, host, layers, line })
+        let line = entries.first().map_or(0, |entry| entry.line);
+        Ok(Self { name: name.to_owned(), host, layers, line })
     }
 }
 
 /// `prefix.N` or `prefix.A-B`, which contains `B`: the prefix and the layers.
-fn parse_layers(text: &str) -> Result<(&str, LayerRange), String> {
+fn parse_layers(text: &str) -> Result<(String, LayerRange), String> {
     let wrong = || format!("{text:?} is not a layer: write PREFIX.N or PREFIX.FIRST-LAST, such as model.layers.0-11");
     let (rest, last) = split_number(text).ok_or_else(wrong)?;
     let (prefix, first) = match rest.strip_suffix('-') {
@@ -187,7 +180,7 @@ fn parse_layers(text: &str) -> Result<(&str, LayerRange), String> {
         return Err(wrong());
     }
     match range(first, last + 1) {
-        Some(layers) if last < LAYERS_MAX => Ok((prefix, layers)),
+        Some(layers) if last < LAYERS_MAX => Ok((prefix.to_owned(), layers)),
         Some(_) => Err(format!("{text:?} goes beyond {LAYERS_MAX} layers")),
         None => Err(format!("{text:?} ends before it begins")),
     }
