@@ -10,6 +10,8 @@ use serde_json::{Map, Value};
 use text::{ChatTemplate, GenerationDefaults, GgufVocab, Message, RenderOptions, Tokenizer, TokenizerConfig};
 use types::TokenId;
 
+use crate::store::{ModelFiles, catalogue};
+
 pub struct TextAssets {
     pub tokenizer: Tokenizer,
     pub defaults: GenerationDefaults,
@@ -29,6 +31,15 @@ impl TextAssets {
             Some(file) => Self::from_gguf(file),
             None => Self::from_folder(path),
         }
+    }
+
+    /// The same of a model with a name. What the files do not recommend, the catalogue may.
+    pub fn of(files: &ModelFiles, checkpoint: &Checkpoint) -> Result<Self> {
+        let mut text = Self::open(&files.path, checkpoint)?;
+        if let Some(entry) = catalogue().named(&files.name).filter(|_| text.defaults == GenerationDefaults::default()) {
+            text.defaults = entry.sampling.clone();
+        }
+        Ok(text)
     }
 
     /// The tokens of a conversation, with the generation prompt. Without a chat template the messages are joined by

@@ -76,7 +76,7 @@ impl RunArgs {
 
         let start = Instant::now();
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
+        let text = TextAssets::of(&files, &checkpoint).context("read the tokenizer and template")?;
         let tokens = if self.raw { text.raw(&prompt)? } else { text.conversation(&self.messages(prompt))? };
         let default_context = match self.sampling.max_tokens {
             Some(max) => tokens.len().saturating_add(max),

@@ -78,7 +78,7 @@ fn report(config: &ModelConfig, files: ModelFiles, checkpoint: &Checkpoint) -> R
         FeedForward::Dense { inner } => (inner, None, None),
         FeedForward::Experts { inner, routing } => (inner, Some(routing.experts), Some(routing.chosen)),
     };
-    let text = TextAssets::open(&files.path, checkpoint);
+    let text = TextAssets::of(&files, checkpoint);
     let tokens = |ids: fn(&Tokenizer) -> &[TokenId]| {
         text.as_ref().map_or_else(|_| Vec::new(), |text| named(&text.tokenizer, ids(&text.tokenizer)))
     };

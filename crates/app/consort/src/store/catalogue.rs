@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use serde::Deserialize;
+use text::GenerationDefaults;
 
 use super::name::{ModelName, RepoId};
 use crate::options::CONTEXT_DEFAULT;
@@ -45,6 +46,8 @@ pub struct Entry {
     pub rank: u32,
     /// Whether it may be the default model of a machine that does not have it yet.
     pub unasked: bool,
+    /// What its authors recommend, where the files do not say it.
+    pub sampling: GenerationDefaults,
     pub reason: String,
     bare: bool,
     kv: u64,
@@ -163,6 +166,8 @@ struct WireEntry {
     rank: u32,
     #[serde(default)]
     unasked: bool,
+    #[serde(default)]
+    sampling: GenerationDefaults,
     reason: String,
 }
 
@@ -174,9 +179,9 @@ impl From<WireEntry> for Entry {
             }
             _ => Source::Pypi,
         };
-        let WireEntry { name, bare, mb, read_mb, kv, rank, unasked, reason, .. } = wire;
+        let WireEntry { name, bare, mb, read_mb, kv, rank, unasked, sampling, reason, .. } = wire;
         let (download, read) = (mb * 1_000_000, read_mb.unwrap_or(mb) * 1_000_000);
-        Self { name, source, download, read, rank, unasked, reason, bare, kv }
+        Self { name, source, download, read, rank, unasked, sampling, reason, bare, kv }
     }
 }
 

@@ -31,8 +31,7 @@ use model::ModelPart;
 
 use aliases::Aliases;
 use cache::RepoCache;
-use catalogue::catalogue;
-use choose::{ChosenFiles, choose};
+pub use choose::{ChosenFiles, choose};
 use download::{DownloadError, Source};
 use fetch::fetch;
 use hub::{Hub, HubError, Listing};
@@ -42,6 +41,7 @@ pub use settings::Settings;
 use suggestion::{did_you_mean, nearest};
 
 pub use cache::StoredModel;
+pub use catalogue::catalogue;
 pub use hub::FoundModel;
 #[allow(unused_imports)] // for the server, which shows downloads
 pub use observer::{PullObserver, PullProgress};

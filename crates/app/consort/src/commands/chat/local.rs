@@ -145,7 +145,7 @@ impl ReadModel {
     fn open(setup: &LocalSetup, model: Option<&str>) -> Result<Self> {
         let files = setup.config.resolve(model)?;
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
+        let text = TextAssets::of(&files, &checkpoint).context("read the tokenizer and template")?;
         let positions = setup.config.execution.context(&checkpoint, CONTEXT_DEFAULT)?;
         Ok(Self { files, checkpoint, text, positions })
     }

@@ -165,7 +165,7 @@ impl ModelLibrary for StoreLibrary {
 
     fn details(&self, name: &str) -> Result<ModelDetails, LibraryError> {
         let path = self.path(name).ok_or_else(|| not_here(name))?;
-        self.loader.details(&path).map_err(failed)
+        self.loader.details(&ModelFiles { name: name.to_owned(), path }).map_err(failed)
     }
 
     fn memory_needed(&self, name: &str) -> Result<u64, LibraryError> {

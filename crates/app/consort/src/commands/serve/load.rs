@@ -125,7 +125,7 @@ impl ModelLoader {
     pub fn load(&self, files: &ModelFiles, share: Share, slot: &ModelSlot) -> Result<(ServedModel, LoadSummary)> {
         let (model, cache) = (&self.config, &self.cache);
         let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
-        let text = TextAssets::open(&files.path, &checkpoint).context("read the tokenizer and template")?;
+        let text = TextAssets::of(files, &checkpoint).context("read the tokenizer and template")?;
 
         let digest = checkpoint.digest().to_string();
         let description = describe(&files.path, &checkpoint);
@@ -170,12 +170,12 @@ impl ModelLoader {
     }
 
     /// What the files of a model say. `context` is that of the model if it was loaded beside others.
-    pub fn details(&self, path: &Path) -> Result<ModelDetails> {
-        let checkpoint = Checkpoint::open(path).context("open the model")?;
-        let text = TextAssets::open(path, &checkpoint).context("read the tokenizer and template")?;
+    pub fn details(&self, files: &ModelFiles) -> Result<ModelDetails> {
+        let checkpoint = Checkpoint::open(&files.path).context("open the model")?;
+        let text = TextAssets::of(files, &checkpoint).context("read the tokenizer and template")?;
         let capacity = self.cache.capacity.capacity(&self.config, &checkpoint, self.cache.speculate, Share::Least);
         Ok(ModelDetails {
-            description: describe(path, &checkpoint),
+            description: describe(&files.path, &checkpoint),
             template: text.template.as_ref().map(|template| template.source().to_owned()),
             has_reasoning: text.template.as_ref().is_some_and(|template| template.reply_format().has_reasoning()),
             context: capacity?.0.positions,
