@@ -10,6 +10,7 @@ use crate::blocking;
 use crate::body_budget::BodyBudget;
 use crate::cluster::{SharedInviter, SharedMonitor};
 use crate::error::ApiError;
+use crate::generation::CompilerThreads;
 use crate::kept_answers::{KeptAnswers, KeptLimits};
 use crate::load_stage::LoadStage;
 use crate::metrics::{ConnectionMetrics, ServerMetrics};
@@ -72,6 +73,7 @@ pub struct App {
     models: Arc<Models>,
     metrics: ServerMetrics,
     bodies: Arc<BodyBudget>,
+    compiler_threads: CompilerThreads,
     responses: Arc<ResponseStore>,
     kept_answers: Arc<KeptAnswers>,
     started: Instant,
@@ -99,7 +101,19 @@ impl App {
         let keys = RwLock::new(Arc::new(config.keys.clone()));
         let (started, created) = (Instant::now(), crate::ids::unix_now());
         let (models, metrics) = (Arc::new(models), ServerMetrics::new());
-        Arc::new(Self { config, keys, models, metrics, bodies, responses, kept_answers, started, created })
+        let compiler_threads = CompilerThreads::default();
+        Arc::new(Self {
+            config,
+            keys,
+            models,
+            metrics,
+            bodies,
+            compiler_threads,
+            responses,
+            kept_answers,
+            started,
+            created,
+        })
     }
 
     /// Sets the stage of the one model.
@@ -152,6 +166,10 @@ impl App {
 
     pub(crate) fn bodies(&self) -> &Arc<BodyBudget> {
         &self.bodies
+    }
+
+    pub(crate) fn compiler_threads(&self) -> &CompilerThreads {
+        &self.compiler_threads
     }
 
     pub(crate) fn responses(&self) -> &Arc<ResponseStore> {

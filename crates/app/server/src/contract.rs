@@ -1,4 +1,5 @@
-//! Checks request bodies against their schemas in `/openapi.json`.
+//! Checks request bodies against their schemas in `/openapi.json`, and writes integers as such: JSON does not tell 10 from 1e1
+//! and 10.0, but the types of bodies do.
 //!
 //! Types alone accept too much. Serde reads a list as the fields of a struct, `{"user": null}` as the variant `user`, a
 //! number as the variant with that index, and a float that is out of bounds by less than its rounding error. Clients rely on
@@ -13,8 +14,9 @@ use crate::error::{ApiError, ApiErrorKind};
 use crate::excerpt::excerpt;
 use crate::openapi;
 
-/// Checks a body against the schema with this name.
-pub fn check(name: &str, body: &Value) -> Result<(), ApiError> {
+/// Checks a body against the schema with this name. A number without a fraction becomes an integer where the schema asks for
+/// one.
+pub fn check(name: &str, body: &mut Value) -> Result<(), ApiError> {
     let schema = SCHEMAS.get(name).expect("the document describes every body that is read");
     validate(schema, body).map_err(|Violation { path, message, code }| {
         if path.is_empty() {
@@ -59,7 +61,7 @@ impl Violation {
     }
 }
 
-fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
+fn validate(schema: &Value, value: &mut Value) -> Result<(), Violation> {
     let schema = resolve(schema);
     if let Some(alternatives) = schema["oneOf"].as_array() {
         return validate_one_of(alternatives, value);
@@ -69,14 +71,20 @@ fn validate(schema: &Value, value: &Value) -> Result<(), Violation> {
         return Err(Violation::value(format!("must be one of {}", list(words))));
     }
     match value {
-        Value::Number(number) => in_bounds(schema, number),
+        Value::Number(number) => {
+            in_bounds(schema, number)?;
+            if number.is_f64() && types_of(schema).iter().any(|name| name == "integer") {
+                make_integer(number);
+            }
+            Ok(())
+        }
         Value::String(text) => has_length(schema, ["minLength", "maxLength"], text.chars().count(), "characters"),
         Value::Array(items) => {
             has_length(schema, ["minItems", "maxItems"], items.len(), "items")?;
             let item = |(index, item)| {
                 validate(&schema["items"], item).map_err(|violation| violation.within(&format!("[{index}]")))
             };
-            items.iter().enumerate().try_for_each(item)
+            items.iter_mut().enumerate().try_for_each(item)
         }
         Value::Object(fields) => has_fields(schema, fields),
         Value::Null | Value::Bool(_) => Ok(()),
@@ -91,7 +99,7 @@ fn resolve(schema: &Value) -> &Value {
 }
 
 /// The type of the value, or the `type` in it, says which alternative the client means: the violation is then of that one.
-fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violation> {
+fn validate_one_of(alternatives: &[Value], value: &mut Value) -> Result<(), Violation> {
     let alternatives: Vec<&Value> = alternatives.iter().map(resolve).collect();
     let types: Vec<Vec<Value>> = alternatives.iter().map(|schema| types_of(schema)).collect();
     // A schema without types allows all of them.
@@ -100,12 +108,14 @@ fn validate_one_of(alternatives: &[Value], value: &Value) -> Result<(), Violatio
     }
     let meant = |schema: &&Value| has_type(&Value::Array(types_of(schema)), value).is_ok();
     let meant: Vec<&Value> = alternatives.into_iter().filter(meant).collect();
-    if let Value::Object(fields) = value
-        && meant.iter().all(|schema| tags(schema).is_some())
-    {
-        return validate(tagged(&meant, fields)?, value);
+    let tagged = match &*value {
+        Value::Object(fields) if meant.iter().all(|schema| tags(schema).is_some()) => Some(tagged(&meant, fields)?),
+        _ => None,
+    };
+    match tagged {
+        Some(schema) => validate(schema, value),
+        None => validate_any(&meant, value),
     }
-    validate_any(&meant, value)
 }
 
 /// The types that a schema allows.
@@ -141,7 +151,7 @@ fn tagged<'a>(alternatives: &[&'a Value], fields: &Map<String, Value>) -> Result
 
 /// If no alternative matches, returns the violation with the longest path, which is most likely the alternative that the
 /// client meant. A wrong value has precedence over a wrong type.
-fn validate_any(alternatives: &[&Value], value: &Value) -> Result<(), Violation> {
+fn validate_any(alternatives: &[&Value], value: &mut Value) -> Result<(), Violation> {
     let violations: Vec<_> = alternatives.iter().filter_map(|schema| validate(schema, value).err()).collect();
     match alternatives.len() - violations.len() {
         1 => Ok(()),
@@ -184,6 +194,17 @@ fn has_type(types: &Value, value: &Value) -> Result<(), Violation> {
     Err(Violation { code: "invalid_type", ..Violation::value(message) })
 }
 
+/// Writes a number that has no fraction as an integer, if it is one of 64 bits.
+fn make_integer(number: &mut Number) {
+    const END: f64 = 18_446_744_073_709_551_616.0; // 2^64
+    let Some(value) = number.as_f64().filter(|value| value.fract() == 0.0) else { return };
+    if (0.0..END).contains(&value) {
+        *number = Number::from(value as u64);
+    } else if (-END / 2.0..0.0).contains(&value) {
+        *number = Number::from(value as i64);
+    }
+}
+
 fn in_bounds(schema: &Value, number: &Number) -> Result<(), Violation> {
     let number = number.as_f64().unwrap_or(f64::NAN);
     let bound = |keyword: &str| schema[keyword].as_f64();
@@ -210,8 +231,8 @@ fn has_length(schema: &Value, [min, max]: [&str; 2], length: usize, what: &str) 
     Ok(())
 }
 
-fn has_fields(schema: &Value, fields: &Map<String, Value>) -> Result<(), Violation> {
-    for (name, value) in fields {
+fn has_fields(schema: &Value, fields: &mut Map<String, Value>) -> Result<(), Violation> {
+    for (name, value) in fields.iter_mut() {
         let listed = schema["properties"].get(name);
         // Handlers refuse these fields themselves, with an error that gives the reason.
         if listed.is_some_and(is_unsupported_field) {
@@ -245,7 +266,7 @@ mod tests {
     use super::*;
 
     fn check(name: &str, body: Value, code: &str, param: Option<&str>) {
-        let error = super::check(name, &body).unwrap_err();
+        let error = super::check(name, &mut body.clone()).unwrap_err();
         assert_eq!((error.code, error.param.as_deref()), (Some(code), param), "{body}: {error}");
     }
 
@@ -266,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_violation_is_told_in_a_sentence_that_names_the_field() {
-        let told = |name: &str, body: Value| super::check(name, &body).unwrap_err().to_string();
+        let told = |name: &str, body: Value| super::check(name, &mut body.clone()).unwrap_err().to_string();
         let said = |message: Value| json!({"messages": [message]});
         let chat = |message: Value| told("ChatRequest", said(message));
         assert_eq!(told("ChatRequest", json!([])), "the body must be of type object");
@@ -298,12 +319,29 @@ mod tests {
         let body = |top_p: f64| json!({"prompt": "x", "top_p": top_p});
         check("CompletionRequest", body(1.000_000_001), "invalid_value", Some("top_p"));
         check("CompletionRequest", body(0.0), "invalid_value", Some("top_p"));
-        assert!(super::check("CompletionRequest", &body(1.0)).is_ok());
+        assert!(super::check("CompletionRequest", &mut body(1.0)).is_ok());
     }
 
     #[test]
     fn unsupported_fields_are_left_to_the_handler() {
-        let body = json!({"model": "m", "input": "x", "background": true, "previous_response_id": "r"});
-        assert!(super::check("ResponsesRequest", &body).is_ok());
+        let mut body = json!({"model": "m", "input": "x", "background": true, "previous_response_id": "r"});
+        assert!(super::check("ResponsesRequest", &mut body).is_ok());
+    }
+
+    #[test]
+    fn a_number_without_a_fraction_is_an_integer_where_one_is_asked_for() {
+        let written = |name: &str, body: &str| {
+            let mut body: Value = serde_json::from_str(body).unwrap();
+            super::check(name, &mut body).unwrap();
+            body
+        };
+        let body = r#"{"prompt": [[1.0, 2e0]], "max_tokens": 1e1, "seed": -1.0, "temperature": 1.0, "n": 2}"#;
+        let expected = json!({"prompt": [[1, 2]], "max_tokens": 10, "seed": -1, "temperature": 1.0, "n": 2});
+        assert_eq!(written("CompletionRequest", body), expected);
+        // What the client writes of its own stays as it is.
+        let schema = r#"{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"x": 1.0}}"#;
+        assert_eq!(written("ChatRequest", schema)["chat_template_kwargs"]["x"].to_string(), "1.0");
+        check("CompletionRequest", json!({"prompt": "x", "seed": 1e30}), "invalid_value", Some("seed"));
+        check("CompletionRequest", json!({"prompt": "x", "max_tokens": 1.5}), "invalid_type", Some("max_tokens"));
     }
 }

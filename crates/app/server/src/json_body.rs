@@ -60,8 +60,8 @@ impl<T: DeserializeOwned + ToSchema + Send + 'static> FromRequest<SharedApp> for
         permit.complete();
         blocking::run(move || {
             // The schema is checked before the type is made, because its errors are sentences for people.
-            let body = parse(&bytes)?;
-            contract::check(&T::name(), &body)?;
+            let mut body = parse(&bytes)?;
+            contract::check(&T::name(), &mut body)?;
             Ok(Self(typed(body)?, permit))
         })
         .await

@@ -17,7 +17,8 @@ use tracing::{Instrument, debug, info, info_span};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::{App, SharedApp};
-use crate::error::ApiError;
+use crate::blocking;
+use crate::error::{ApiError, RETRY_AFTER};
 use crate::excerpt::excerpt;
 use crate::ids;
 use crate::load_stage::{LoadStage, Progress};
@@ -52,12 +53,12 @@ impl HealthBody {
     pub const OK: Self = Self { status: "ok" };
 }
 
-/// Readiness: the model can serve requests now
+/// Readiness: the model can serve requests now, and the server takes them
 #[utoipa::path(
     get, path = "/ready", tag = "server",
     responses(
         (status = 200, description = "The model can answer", body = Readiness),
-        (status = 503, description = "The model is loading, rebuilding or failed, or the server shuts down", body = Readiness),
+        (status = 503, description = "The model is loading, rebuilding or failed, the server shuts down, or requests wait for others for seconds", body = Readiness),
     )
 )]
 async fn ready(State(app): State<SharedApp>) -> Response {
@@ -65,18 +66,27 @@ async fn ready(State(app): State<SharedApp>) -> Response {
         .models()
         .default_slot()
         .map_or_else(|| (String::new(), LoadStage::Unloaded), |slot| (slot.name().to_owned(), slot.stage()));
-    let readiness = Readiness::new(&name, &stage);
+    let mut readiness = Readiness::new(&name, &stage);
     // A server that loads models when they are asked for can take requests as long as it does not shut down.
     let loads_itself = app.models().library().is_some() && !matches!(stage, LoadStage::Draining(_));
-    match if loads_itself { Ok(()) } else { stage.check_ready() } {
+    let ready = if loads_itself { Ok(()) } else { stage.check_ready() };
+    let ready = match ready {
+        Ok(()) if !blocking::takes_work().await => Err(ApiError::unavailable(BUSY, RETRY_AFTER)),
+        ready => ready,
+    };
+    match ready {
         Ok(()) => Json(readiness).into_response(),
         Err(error) => {
             let wait = error.retry_after.map_or(1, |wait| wait.as_secs());
+            readiness.reason.get_or_insert(error.message);
             (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, wait.to_string())], Json(readiness))
                 .into_response()
         }
     }
 }
+
+/// The model could answer, but requests do not get to it.
+const BUSY: &str = "the server takes no requests: all threads that prepare them are busy";
 
 #[derive(Serialize, ToSchema)]
 pub struct Readiness {
@@ -84,7 +94,7 @@ pub struct Readiness {
     /// `unloaded`, `loading`, `ready`, `rebuilding`, `failed` or `draining`
     #[schema(value_type = String)]
     state: &'static str,
-    /// Why the model is not ready
+    /// Why the model is not ready, or takes no requests
     reason: Option<String>,
     progress: Option<ProgressBody>,
 }

@@ -22,8 +22,10 @@ pub enum ErrorKind {
 const MESSAGE_CHARACTERS_MAX: usize = 500;
 
 impl Error {
+    /// A message may be a text of the template or of the conversation, and ends up on terminals and in logs: it becomes one line
+    /// without control characters.
     pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
-        let message = message.as_ref().chars().take(MESSAGE_CHARACTERS_MAX).collect();
+        let message = message.as_ref().chars().take(MESSAGE_CHARACTERS_MAX).map(harmless).collect();
         Self { kind, message, line: None }
     }
 
@@ -43,6 +45,16 @@ impl Error {
     pub fn at(mut self, line: u32) -> Self {
         self.line.get_or_insert(line);
         self
+    }
+}
+
+/// A space for white space, and a mark for other characters that move the cursor, change colours or turn the text around.
+fn harmless(character: char) -> char {
+    match character {
+        '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => ' ',
+        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => char::REPLACEMENT_CHARACTER,
+        other if other.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
     }
 }
 

@@ -14,7 +14,8 @@ use types::DType;
 use crate::architecture::Tensor;
 use crate::description::Description;
 use crate::digest::CheckpointDigest;
-use crate::files::{Gguf, SafeTensors, TensorView, Value};
+use crate::files::map::FileBytes;
+use crate::files::{FileError, Gguf, SafeTensors, TensorView, Value};
 use crate::load::LoadError;
 use crate::manifest::{Manifest, ManifestTensors, Source, TensorEntry, can_list};
 use crate::metadata::GgufSource as _;
@@ -124,9 +125,10 @@ impl Checkpoint {
         Ok(Manifest::new(source, listed.map(entry).collect())?)
     }
 
-    /// The bytes of a tensor that the manifest of this checkpoint lists.
+    /// The bytes of a tensor that the manifest of this checkpoint lists. Fails if its file is known to have lost bytes.
     pub fn tensor_bytes(&self, tensor: &TensorEntry) -> Result<&[u8], LoadError> {
         let view = self.tensor(&tensor.name)?.ok_or_else(|| LoadError::Missing { tensor: tensor.name.clone() })?;
+        self.check_of([view.bytes])?;
         Ok(view.bytes)
     }
 
@@ -240,6 +242,19 @@ impl Checkpoint {
             StoredTensors::Manifest(tensors) => tensors.release_of(views),
             _ => self.release(),
         }
+    }
+
+    /// Fails if a file that holds one of these tensors, or parts of tensors, lost bytes before they were read.
+    pub(crate) fn check_of<'a>(&self, views: impl IntoIterator<Item = &'a [u8]>) -> Result<(), FileError> {
+        for view in views {
+            let file = match &self.tensors {
+                StoredTensors::SafeTensors(tensors) => tensors.file_of(view),
+                StoredTensors::Gguf(file) => file.file_of(view),
+                StoredTensors::Manifest(tensors) => tensors.file_of(view),
+            };
+            file.map_or(Ok(()), FileBytes::check)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {

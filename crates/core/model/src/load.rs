@@ -206,6 +206,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Reads and packs a stack.
     pub fn pack(&mut self, Stack { name, sources }: Stack<'_>) -> Result<B::Matrix, LoadError> {
         let matrix = self.backend.matrix(&sources).map_err(|source| LoadError::Tensor { tensor: name, source })?;
+        self.checkpoint.check_of(sources.iter().map(|source| source.bytes))?;
         self.weight_bytes += self.backend.matrix_bytes(&matrix);
         // Drop the file's pages, so that packed weights are not resident twice.
         self.checkpoint.release_of(sources.iter().map(|source| source.bytes));
@@ -274,6 +275,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         expect(name, view.shape, &[len])?;
         let mut values = vec![0.0; len];
         quant::dequantise(view.dtype, view.bytes, &mut values);
+        self.checkpoint.check_of([view.bytes])?;
         Ok(values)
     }
 

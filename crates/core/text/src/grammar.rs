@@ -2,32 +2,41 @@
 //!
 //! llguidance does the work. Grammars come from clients, so everything is bounded: their length and depth before they are
 //! parsed, the cost of compiling, and the cost of each step. They are compiled on a thread with a large stack, because the
-//! compiler recurses.
+//! compiler recurses. Compiling ends early when nobody waits for it any more.
 
 mod closed_objects;
 mod formats;
 mod limits;
+mod schema_work;
 
 pub use limits::{
     GRAMMAR_BYTES_MAX, GRAMMAR_CLASSES_MAX, GRAMMAR_LINES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX, SCHEMA_PATTERNS_MAX,
 };
+pub use schema_work::{MULTIPLE_MAX, SCHEMA_PATTERN_WORK_MAX};
 
 pub(crate) use limits::{check_lark, check_length};
 
 use crate::token_trie::token_trie;
 use crate::tokenizer::Tokenizer;
-use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
+use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{ParserFactory, regex_to_lark};
 use serde_json::{Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 use types::TokenId;
 
 /// Maximum white space between two JSON tokens: enough to indent, but the model cannot write white space for ever.
 const WHITE_SPACE_MAX: usize = 16;
 
-const COMPILER_STACK_BYTES: usize = 256 << 20;
+/// The stack that [`GrammarCompiler::compile_here`] needs. Only what is used of it takes memory.
+pub const COMPILER_STACK_BYTES: usize = 256 << 20;
+/// The limits below are meant to end a compilation much earlier, whatever the grammar.
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The cost limits of compiling and of one mask, in llguidance's units. A mask is computed between two steps of the engine.
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 4_000,
@@ -79,6 +88,20 @@ pub enum GrammarError {
     TooManyParts,
     #[error("schema contains more than {SCHEMA_PATTERNS_MAX} patternProperties")]
     TooManyPatterns,
+    #[error(
+        "multipleOf {number} cannot be checked: it may be at most {MULTIPLE_MAX}, or a power of ten up to 100000000, with at \
+         most 8 decimals"
+    )]
+    Multiple { number: String },
+    #[error(
+        "schema has too many patterns, or combines them with too many alternatives: at most {SCHEMA_PATTERN_WORK_MAX} \
+         combinations are compiled"
+    )]
+    TooManyCombinations,
+    #[error("grammar takes too much time and memory to compile: simplify its patterns, ranges and repetitions")]
+    TooExpensive,
+    #[error("nobody waits for the grammar any more")]
+    Cancelled,
     #[error("a JSON schema is an object")]
     NoObject,
     #[error("grammar is refused: {0}")]
@@ -110,27 +133,83 @@ impl GrammarCompiler {
         Ok(Self { factory, tokenizer: tokenizer.clone() })
     }
 
-    /// A matcher at the start of an output. May take some milliseconds.
+    /// A matcher at the start of an output. May take some milliseconds, and a hostile grammar a second.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
-        if let Grammar::Reasoned { answer, .. } = grammar {
-            // After the reasoning it would be too late to refuse an answer that contradicts itself.
-            self.compile(answer)?;
-        }
-        let grammars = grammar.lower("answer", &self.tokenizer)?;
+        let never = AtomicBool::new(false);
         thread::scope(|scope| {
-            let compile = || {
-                let parser = self.factory.create_parser(TopLevelGrammar { grammars, max_tokens: None });
-                let mut matcher = llguidance::Matcher::new(parser);
-                let first = matcher.compute_mask_or_eos().map_err(describe)?;
-                // A grammar that contradicts itself is often found only by its first mask.
-                if first.num_set() == 0 { Err("no answer can follow it".to_owned()) } else { Ok(Matcher(matcher)) }
-            };
             let compiler = thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILER_STACK_BYTES);
+            let compile = || self.compile_here(grammar, &never);
             let compiled = compiler.spawn_scoped(scope, compile).map_err(GrammarError::Compiler)?;
-            let compiled = compiled.join().map_err(|_| GrammarError::Refused("the compiler failed".to_owned()))?;
-            compiled.map_err(GrammarError::Refused)
+            compiled.join().unwrap_or_else(|_| Err(failed()))
         })
     }
+
+    /// The same on this thread, which must have a stack of [`COMPILER_STACK_BYTES`]. Ends soon after `cancelled` is set.
+    pub fn compile_here(&self, grammar: &Grammar, cancelled: &AtomicBool) -> Result<Matcher, GrammarError> {
+        let effort = Effort { cancelled, ends: Instant::now() + COMPILE_TIME_MAX };
+        // The compiler has assertions that some grammars violate.
+        catch_unwind(AssertUnwindSafe(|| self.compile_within(grammar, &effort))).unwrap_or_else(|_| Err(failed()))
+    }
+
+    fn compile_within(&self, grammar: &Grammar, effort: &Effort<'_>) -> Result<Matcher, GrammarError> {
+        if let Grammar::Reasoned { answer, .. } = grammar {
+            // After the reasoning it would be too late to refuse an answer that contradicts itself.
+            self.compile_within(answer, effort)?;
+        }
+        effort.check()?;
+        let refused = |error| GrammarError::Refused(describe(error));
+        let grammars = grammar.lower("answer", &self.tokenizer)?;
+        let serialized = GrammarInit::Serialized(TopLevelGrammar { grammars, max_tokens: None });
+        let (grammar, lexer) = serialized.to_internal(Some(self.factory.tok_env().clone()), LIMITS).map_err(refused)?;
+        check_first_bytes(&lexer, effort)?;
+        let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
+        effort.check()?;
+        let mut matcher = llguidance::Matcher::new(parser);
+        let first = matcher.compute_mask_or_eos().map_err(refused)?;
+        // A grammar that contradicts itself is often found only by its first mask.
+        match first.num_set() {
+            0 => Err(GrammarError::Refused("no answer can follow it".to_owned())),
+            _ => Ok(Matcher(matcher)),
+        }
+    }
+}
+
+/// When compiling has to end.
+struct Effort<'a> {
+    cancelled: &'a AtomicBool,
+    ends: Instant,
+}
+
+impl Effort<'_> {
+    fn check(&self) -> Result<(), GrammarError> {
+        match self.cancelled.load(Ordering::Relaxed) {
+            true => Err(GrammarError::Cancelled),
+            false if Instant::now() > self.ends => Err(GrammarError::TooExpensive),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Refuses a lexer whose first byte alone takes too much. When llguidance makes a lexer it does the same steps without a limit:
+/// after each byte it searches for a text that completes the lexeme, which for a multiple of 1,000,003 takes most of a minute.
+fn check_first_bytes(lexer: &LexerSpec, effort: &Effort<'_>) -> Result<(), GrammarError> {
+    let mut limits = LIMITS;
+    let mut states = lexer.to_regex_vec(&mut limits).map_err(|_| GrammarError::TooExpensive)?;
+    states.set_fuel(LIMITS.initial_lexer_fuel);
+    states.set_max_states(LIMITS.max_lexer_states);
+    let start = states.initial_state(&lexer.all_lexemes());
+    for byte in 0..=u8::MAX {
+        effort.check()?;
+        states.transition(start, byte);
+        if states.has_error() {
+            return Err(GrammarError::TooExpensive);
+        }
+    }
+    Ok(())
+}
+
+fn failed() -> GrammarError {
+    GrammarError::Refused("the compiler failed".to_owned())
 }
 
 impl Grammar {
@@ -151,6 +230,7 @@ impl Grammar {
             }
             Self::Lark(source) => {
                 limits::check_lark(source)?;
+                limits::check_lark_work(source)?;
                 vec![named(GrammarWithLexer::from_lark(source.clone()))]
             }
             Self::Reasoned { reasoning, answer } => {
@@ -225,6 +305,11 @@ impl Matcher {
         words[..known].copy_from_slice(&allowed[..known]);
         words[known..].fill(0);
         Ok(())
+    }
+
+    /// A matcher in the same state that shares nothing with this one.
+    pub fn fork(&self) -> Self {
+        Self(self.0.deep_clone())
     }
 
     /// Advances by one token of the mask.

@@ -111,10 +111,14 @@ impl ChatTemplate {
         let Err(error @ (TemplateError::Failed(_) | TemplateError::Exceeded(_))) = rendered else { return rendered };
         // The variables are at fault if the template renders the conversation without them.
         let plain = RenderOptions { extra: Map::new(), ..options.clone() };
-        if options.extra.is_empty() || self.render_adapted(messages, &plain).is_err() {
+        if options.extra.is_empty() {
             return Err(error);
         }
-        Err(TemplateError::Variables(error.to_string()))
+        match self.render_adapted(messages, &plain) {
+            Ok(_) => Err(TemplateError::Variables(error.to_string())),
+            Err(refused @ TemplateError::Refused(_)) => Err(refused),
+            Err(_) => Err(error),
+        }
     }
 
     fn render_adapted(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
@@ -269,6 +273,12 @@ mod tests {
     fn a_refusal_is_told_apart_from_a_mistake_in_the_template() {
         let refused = render("{{ raise_exception('roles must alternate') }}", &[], &RenderOptions::default());
         assert!(matches!(refused, Err(TemplateError::Refused(message)) if message == "roles must alternate"));
+        // What it raises may be a client's text, with codes that a terminal follows.
+        let codes = Message::new("user", "\u{1b}[2J\u{9b}31m\u{202e}a\nb");
+        let raised = render("{{ raise_exception(messages[0].content) }}", &[codes], &RenderOptions::default());
+        assert!(
+            matches!(raised, Err(TemplateError::Refused(message)) if message == "\u{fffd}[2J\u{fffd}31m\u{fffd}a b")
+        );
         let nested = "{% macro m() %}{{ raise_exception('no') }}{% endmacro %}{{ m() }}";
         assert!(matches!(render(nested, &[], &RenderOptions::default()), Err(TemplateError::Refused(_))));
         let failed = render("{{ nothing.at.all }}", &[], &RenderOptions::default());
@@ -292,6 +302,9 @@ mod tests {
             let failed = with(lists, json!({"documents": documents}));
             assert!(matches!(failed, Err(TemplateError::Variables(_))), "{failed:?}");
         }
+        // Without them it refuses the messages, which is the client's fault too.
+        let strict = format!("{lists}{{{{ raise_exception('no') }}}}");
+        assert!(matches!(with(&strict, json!({"documents": 5})), Err(TemplateError::Refused(_))));
         let failed = with("{{ nothing.at.all }}", json!({"documents": []}));
         assert!(matches!(failed, Err(TemplateError::Failed(_))));
     }

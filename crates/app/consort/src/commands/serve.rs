@@ -36,7 +36,7 @@ use shutdown::Signals;
 
 /// Threads of the HTTP server. The model has compute threads of its own.
 const HTTP_THREADS: usize = 2;
-/// The most threads that parse bodies, render prompts and compile grammars, however many CPUs there are: each may use
+/// The most threads that parse bodies and render prompts, however many CPUs there are: each may use
 /// hundreds of megabytes for a hostile body.
 const PROMPT_THREADS_MAX: usize = 8;
 

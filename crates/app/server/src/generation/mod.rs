@@ -4,6 +4,7 @@
 //! refused request still gets an HTTP status. Then [`Generation::next`] returns events as the model generates. Dropping the
 //! generation cancels the requests that still run.
 
+mod compiling;
 mod constraint;
 mod decoder;
 mod embed;
@@ -19,11 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::{EventKind, FinishReason, Sampled};
-use text::Delta;
+use text::{COMPILER_STACK_BYTES, Delta};
 use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
 use types::TokenId;
 
+pub use compiling::CompilerThreads;
 pub use embed::{EmbeddingOutput, embed, embed_tokens, normalized};
 pub use output::{BlockKind, ChoiceOutput, OutputBlock};
 pub use prompt::{chat_tokens, text_tokens, truncated_tokens};
@@ -38,6 +40,7 @@ use crate::error::ApiError;
 use crate::models::ModelUse;
 use crate::served_model::ServedModel;
 use decoder::ChoiceDecoder;
+use prompt::{EncodedRequest, RequestGrammar, error_chain};
 use sink::{ChannelSink, EVENTS_MAX};
 
 /// An event of one choice.
@@ -121,8 +124,8 @@ pub struct Generation {
 
 impl Generation {
     /// Encodes the prompt and submits it to the engine. `convert` makes the request, and the encoder of the answer, from the body
-    /// of one API. It runs on a thread for blocking work, as the encoding does, because a body may be large. The body's permit
-    /// is released when the prompt is encoded.
+    /// of one API. It runs on a thread for blocking work, as the encoding does, because a body may be large. A grammar is
+    /// compiled on a thread for grammars. The body's permit is released when both are done.
     pub async fn start<E: Send + 'static>(
         app: &App,
         model: ModelUse,
@@ -130,14 +133,33 @@ impl Generation {
         convert: impl FnOnce(&ServedModel) -> Result<(GenerationRequest, E), ApiError> + Send + 'static,
     ) -> Result<(Self, E), ApiError> {
         let started = Instant::now();
-        let (choices_per_prompt, prepared, encoder) = {
+        let tenant = permit.tenant();
+        // The permit goes with the work, which may end after its client has gone.
+        let (encoded, prepared, encoder, permit) = {
             let model = model.clone();
-            let prepare = move || {
+            let encode = move || {
                 let (request, encoder) = convert(&model)?;
-                let choices = request.choices.max(1);
-                Ok((choices, prompt::prepare(&model, request, permit.tenant())?, encoder))
+                let encoded = EncodedRequest::new(&model, request)?;
+                let prepared = encoded.grammar().is_none().then(|| encoded.requests(&model, tenant, None));
+                Ok((encoded, prepared, encoder, permit))
             };
-            blocking::run(prepare).await?
+            blocking::run(encode).await?
+        };
+        let choices_per_prompt = encoded.choices();
+        let prepared = match encoded.grammar() {
+            None => prepared.unwrap_or_default(),
+            Some(RequestGrammar { grammar, param }) => {
+                let (param, grammar, compiler) = (*param, grammar.clone(), model.clone());
+                let compile = move |cancelled: &AtomicBool| compiler.grammars.compile_here(&grammar, cancelled);
+                let compiled = app.compiler_threads().run(COMPILER_STACK_BYTES, compile).await?;
+                let matcher = compiled.map_err(|error| ApiError::invalid(param, error_chain(&error)))?;
+                let model = model.clone();
+                let finish = move || {
+                    let _permit = permit;
+                    Ok(encoded.requests(&model, tenant, Some(&matcher)))
+                };
+                blocking::run(finish).await?
+            }
         };
         app.metrics().http().prepared(started.elapsed());
         let (sender, events) = channel(EVENTS_MAX);

@@ -1,11 +1,11 @@
-//! From a [`GenerationRequest`] to requests for the engine: renders the template, encodes the text, compiles the grammar.
+//! From a [`GenerationRequest`] to requests for the engine: renders the template and encodes the text. The grammar is compiled
+//! in between, elsewhere.
 
 use std::sync::Arc;
 
 use engine::{Constraint, Request, RequestKind, TenantId, fresh_seed};
 use text::{
-    Grammar, GrammarError, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool,
-    ToolChoice,
+    Grammar, Matcher, Message, RenderOptions, ReplyParser, SpecialTokens, StopStrings, TemplateError, Tool, ToolChoice,
 };
 use types::TokenId;
 
@@ -22,72 +22,94 @@ const OUTPUT_SHARE: usize = 8;
 /// A text whose tokens are counted may be this many times as long as the context.
 const COUNTED_CONTEXTS_MAX: usize = 16;
 
-/// An engine request and a decoder for each choice, prompt after prompt.
-pub(super) fn prepare(
-    model: &ServedModel,
+/// A request that can be given to the engine once its grammar is compiled.
+pub(super) struct EncodedRequest {
     request: GenerationRequest,
-    tenant: TenantId,
-) -> Result<Vec<(Request, ChoiceDecoder)>, ApiError> {
-    let mut input = EncodedInput::new(model, request.input, request.grammar, request.tokens_max)?;
-    if !request.prefix.is_empty() {
-        input.prompts.iter_mut().for_each(|prompt| *prompt = join(model, &request.prefix, prompt));
-    }
-    if request.choices == 0 || input.prompts.len().saturating_mul(request.choices) > CHOICES_MAX {
-        return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
-    }
-    let stops = StopStrings::new(request.stop);
-    let stops = stops.map_err(|error| ApiError::invalid("stop", error.to_string()))?;
-    let model_eos: &[TokenId] = if request.ignore_eos { &[] } else { model.tokenizer.eos_ids() };
-    let eos: Arc<[TokenId]> = model_eos.iter().chain(&request.stop_tokens).copied().collect();
-    let sampling_defaults = model.defaults.sampling();
-    let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-    let special = if request.show_special { SpecialTokens::Show } else { SpecialTokens::Hide };
-    let mut prepared = Vec::with_capacity(input.prompts.len() * request.choices);
-    for prompt in &input.prompts {
-        for index in 0..request.choices {
-            let detokenizer = model.tokenizer.detokenizer(special);
-            let mut decoder = match &input.reply {
-                // As in OpenAI's completions: a request for one token returns one log probability, even if that token ends
-                // the text.
-                None => ChoiceDecoder::new(detokenizer, stops.clone(), None).with_end_token(true),
-                Some(reply) => {
-                    let parser = ReplyParser::new(&model.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
-                    ChoiceDecoder::new(
-                        detokenizer.with_shown_tokens(model.markers.clone()),
-                        stops.clone(),
-                        Some(parser),
-                    )
-                    .with_reasoning(model.format.opens_reasoning(&reply.prompt))
-                    .with_end_token(request.return_tokens)
-                    .with_one_call_only(reply.single_tool_call)
-                }
-            };
-            decoder = decoder.with_grammar(input.grammar.as_ref().map(|grammar| grammar.param));
-            if request.logprobs.is_some() || request.return_tokens {
-                decoder = decoder.with_tokens();
-            }
-            if request.prompt_logprobs.is_some() || request.return_tokens {
-                decoder = decoder.with_prompt(prompt.clone());
-            }
-            let engine_request = Request {
-                prompt: prompt.clone(),
-                sampling: request.sampling.params(
-                    &sampling_defaults,
-                    request.logprobs,
-                    seed.wrapping_add(index as u64),
-                ),
-                tokens_max: request.tokens_max.unwrap_or(usize::MAX),
-                tokens_min: request.tokens_min,
-                eos: Arc::clone(&eos),
-                tenant,
-                constraint: input.constraint(model)?,
-                prompt_logprobs: request.prompt_logprobs,
-                kind: RequestKind::Generate,
-            };
-            prepared.push((engine_request, decoder));
+    input: EncodedInput,
+    stops: StopStrings,
+}
+
+impl EncodedRequest {
+    pub fn new(model: &ServedModel, mut request: GenerationRequest) -> Result<Self, ApiError> {
+        let input = std::mem::replace(&mut request.input, GenerationInput::Prompts(Vec::new()));
+        let mut input = EncodedInput::new(model, input, request.grammar.take(), request.tokens_max)?;
+        if !request.prefix.is_empty() {
+            input.prompts.iter_mut().for_each(|prompt| *prompt = join(model, &request.prefix, prompt));
         }
+        if request.choices == 0 || input.prompts.len().saturating_mul(request.choices) > CHOICES_MAX {
+            return Err(ApiError::invalid("n", format!("there must be 1 to {CHOICES_MAX} choices")));
+        }
+        let stops = StopStrings::new(std::mem::take(&mut request.stop));
+        let stops = stops.map_err(|error| ApiError::invalid("stop", error.to_string()))?;
+        Ok(Self { request, input, stops })
     }
-    Ok(prepared)
+
+    /// Choices for each prompt.
+    pub fn choices(&self) -> usize {
+        self.request.choices
+    }
+
+    pub fn grammar(&self) -> Option<&RequestGrammar> {
+        self.input.grammar.as_ref()
+    }
+
+    /// An engine request and a decoder for each choice, prompt after prompt. `matcher` is that of the grammar.
+    pub fn requests(
+        &self,
+        model: &ServedModel,
+        tenant: TenantId,
+        matcher: Option<&Matcher>,
+    ) -> Vec<(Request, ChoiceDecoder)> {
+        let Self { request, input, stops } = self;
+        let model_eos: &[TokenId] = if request.ignore_eos { &[] } else { model.tokenizer.eos_ids() };
+        let eos: Arc<[TokenId]> = model_eos.iter().chain(&request.stop_tokens).copied().collect();
+        let sampling_defaults = model.defaults.sampling();
+        let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
+        let special = if request.show_special { SpecialTokens::Show } else { SpecialTokens::Hide };
+        let mut prepared = Vec::with_capacity(input.prompts.len() * request.choices);
+        for prompt in &input.prompts {
+            for index in 0..request.choices {
+                let detokenizer = model.tokenizer.detokenizer(special);
+                let mut decoder = match &input.reply {
+                    // As in OpenAI's completions: a request for one token returns one log probability, even if that token
+                    // ends the text.
+                    None => ChoiceDecoder::new(detokenizer, stops.clone(), None).with_end_token(true),
+                    Some(reply) => {
+                        let parser =
+                            ReplyParser::new(&model.format, Arc::clone(&reply.tools)).after_prompt(&reply.prompt);
+                        let detokenizer = detokenizer.with_shown_tokens(model.markers.clone());
+                        ChoiceDecoder::new(detokenizer, stops.clone(), Some(parser))
+                            .with_reasoning(model.format.opens_reasoning(&reply.prompt))
+                            .with_end_token(request.return_tokens)
+                            .with_one_call_only(reply.single_tool_call)
+                    }
+                };
+                decoder = decoder.with_grammar(input.grammar.as_ref().map(|grammar| grammar.param));
+                if request.logprobs.is_some() || request.return_tokens {
+                    decoder = decoder.with_tokens();
+                }
+                if request.prompt_logprobs.is_some() || request.return_tokens {
+                    decoder = decoder.with_prompt(prompt.clone());
+                }
+                let seed = seed.wrapping_add(index as u64);
+                let constraint =
+                    matcher.map(|matcher| Box::new(GrammarConstraint(matcher.fork())) as Box<dyn Constraint>);
+                let engine_request = Request {
+                    prompt: prompt.clone(),
+                    sampling: request.sampling.params(&sampling_defaults, request.logprobs, seed),
+                    tokens_max: request.tokens_max.unwrap_or(usize::MAX),
+                    tokens_min: request.tokens_min,
+                    eos: Arc::clone(&eos),
+                    tenant,
+                    constraint,
+                    prompt_logprobs: request.prompt_logprobs,
+                    kind: RequestKind::Generate,
+                };
+                prepared.push((engine_request, decoder));
+            }
+        }
+        prepared
+    }
 }
 
 /// A request's input as tokens, with its grammar and the context for parsing the output.
@@ -99,9 +121,9 @@ struct EncodedInput {
 }
 
 /// A grammar, and the field of the request that it comes from.
-struct RequestGrammar {
-    grammar: Grammar,
-    param: &'static str,
+pub(super) struct RequestGrammar {
+    pub grammar: Grammar,
+    pub param: &'static str,
 }
 
 /// The context for decoding the output of a chat.
@@ -153,19 +175,10 @@ impl EncodedInput {
         });
         Ok(Self { prompts: vec![tokens], grammar, reply: Some(ReplyContext { prompt, tools, single_tool_call }) })
     }
-
-    fn constraint(&self, model: &ServedModel) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        let Some(RequestGrammar { grammar, param }) = &self.grammar else { return Ok(None) };
-        let matcher = model.grammars.compile(grammar).map_err(|error| match error {
-            GrammarError::Compiler(_) => ApiError::internal(error_chain(&error)),
-            _ => ApiError::invalid(*param, error_chain(&error)),
-        })?;
-        Ok(Some(Box::new(GrammarConstraint(matcher))))
-    }
 }
 
 /// An error with its causes, on one line.
-fn error_chain(error: &dyn std::error::Error) -> String {
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

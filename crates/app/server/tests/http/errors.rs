@@ -238,3 +238,42 @@ async fn after_the_end_of_the_engine_streams_end_with_an_error() {
     let (status, _) = client.error("/v1/completions", r#"{"prompt": "x"}"#).await;
     assert_eq!(status, 503);
 }
+
+#[tokio::test]
+async fn template_variables_that_the_server_sets_are_refused() {
+    let client = Client::new();
+    for name in ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"] {
+        for value in [json!(null), json!("x"), json!([{"role": "user", "content": "y"}])] {
+            let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {name: value}});
+            let (status, error) = client.error(CHAT, &body.to_string()).await;
+            assert_eq!((status, &error["param"]), (400, &json!("chat_template_kwargs")), "{error}");
+            assert!(error["message"].as_str().unwrap().contains(name), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn numbers_without_a_fraction_are_integers_in_every_api() {
+    let client = Client::new();
+    let said = json!([{"role": "user", "content": "x"}]);
+    let requests = [
+        (CHAT, json!({"messages": said, "max_tokens": 2.0, "seed": 1.0, "top_k": 1e1, "n": 1.0})),
+        ("/v1/completions", json!({"prompt": [1.0, 2.0], "max_tokens": 2.0, "logprobs": 1.0, "stop_token_ids": [3.0]})),
+        ("/v1/messages", json!({"model": MODEL, "messages": said, "max_tokens": 2.0, "top_k": 5.0})),
+        ("/v1/responses", json!({"model": MODEL, "input": "x", "max_output_tokens": 2e0})),
+        (
+            "/api/generate",
+            json!({"model": MODEL, "prompt": "x", "stream": false, "options": {"num_predict": 2.0, "seed": 1.0}}),
+        ),
+        (
+            "/api/chat",
+            json!({"model": MODEL, "messages": said, "stream": false, "options": {"num_predict": 2.0, "top_k": 3.0}}),
+        ),
+        ("/detokenize", json!({"tokens": [1.0, 2.0]})),
+    ];
+    for (path, body) in requests {
+        client.post(path, body).await;
+    }
+    let (status, error) = client.error(CHAT, &json!({"messages": said, "max_tokens": 2.5}).to_string()).await;
+    assert_eq!((status, &error["code"]), (400, &json!("invalid_type")), "{error}");
+}

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
@@ -136,4 +137,30 @@ async fn every_response_has_an_id_and_the_document_tells_every_path() {
             assert!(is_path, "{path}: {}", answer.text());
         }
     }
+}
+
+#[test]
+fn a_server_that_takes_no_requests_is_not_ready() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.max_blocking_threads(1).enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let client = Client::new();
+        assert_eq!(client.get("/ready").await.status, StatusCode::OK);
+        // The thread that parses bodies is busy.
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        let seconds_pass = async {
+            for _ in 0..10 {
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+        };
+        let (ready, ()) = tokio::join!(client.get("/ready"), seconds_pass);
+        assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+        let ready = ready.json();
+        assert!(ready["reason"].as_str().unwrap().contains("takes no requests"), "{ready}");
+        assert_eq!(client.get("/health").await.status, StatusCode::OK);
+        drop(release);
+        busy.await.unwrap().unwrap_err();
+        assert_eq!(client.get("/ready").await.status, StatusCode::OK);
+    });
 }

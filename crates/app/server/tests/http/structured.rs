@@ -1,3 +1,8 @@
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::http::Method;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::client::Client;
@@ -84,4 +89,55 @@ async fn a_form_that_cannot_be_is_refused() {
         let (status, error) = client.error(CHAT, &body.to_string()).await;
         assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{body}");
     }
+}
+
+/// Schemas of few bytes that take minutes and gigabytes if nothing limits them.
+fn hostile_schemas() -> Vec<Value> {
+    let lengths: Vec<Value> = (0..60).map(|n| json!({"minLength": n})).collect();
+    let long = json!({"type": "string", "pattern": format!("^{}$", "x".repeat(60_000))});
+    vec![
+        json!({"type": "integer", "multipleOf": 1_000_003}),
+        json!({"type": "integer", "multipleOf": 100_000_007}),
+        json!({"type": "object", "properties": {"n": {"multipleOf": 1_000_003}}, "required": ["n"]}),
+        json!({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}),
+        json!({"allOf": [{"anyOf": lengths}, long]}),
+    ]
+}
+
+/// Prints how long each kind of request took: `cargo test -p server --test http hostile -- --nocapture`.
+#[test]
+fn hostile_schemas_are_refused_and_the_requests_beside_them_answered() {
+    // As few threads for blocking work as a server has on a small machine.
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).max_blocking_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Arc::new(Client::new());
+        let ask = |fields: Value| {
+            let mut body = json!({
+                "messages": [{"role": "user", "content": "x"}], "max_tokens": 4,
+                "chat_template_kwargs": {"enable_thinking": false},
+            });
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let client = Arc::clone(&client);
+            tokio::spawn(async move {
+                let began = Instant::now();
+                let answer = client.call(Method::POST, CHAT, body.to_string()).await;
+                (answer.status.as_u16(), answer.text(), began.elapsed())
+            })
+        };
+        let hostile: Vec<_> = hostile_schemas().into_iter().cycle().take(40).collect();
+        let hostile: Vec<_> =
+            hostile.into_iter().map(|json| ask(json!({"structured_outputs": {"json": json}}))).collect();
+        let schema = json!({"structured_outputs": {"regex": "[ab]{2}"}});
+        let ordinary: Vec<_> = (0..10).map(|n| ask(if n % 2 == 0 { json!({}) } else { schema.clone() })).collect();
+        for (kind, status, requests) in [("ordinary", 200, ordinary), ("hostile", 400, hostile)] {
+            let mut times = Vec::new();
+            for answer in join_all(requests).await {
+                let (got, text, time) = answer.unwrap();
+                assert_eq!(got, status, "{text}");
+                times.push(time);
+            }
+            println!("{kind}: the slowest of {} took {:?}", times.len(), times.iter().max().unwrap());
+        }
+    });
 }

@@ -10,6 +10,8 @@ pub enum FileError {
     Io { path: PathBuf, source: io::Error },
     #[error("read {}", path.display())]
     Format { path: PathBuf, source: FormatError },
+    #[error("{} was cut short or could not be read while its model was loaded: put a whole copy in its place", path.display())]
+    Damaged { path: PathBuf },
     #[error("{} has neither model.safetensors nor model.safetensors.index.json", folder.display())]
     NoWeights { folder: PathBuf },
     #[error("{} names the shard {shard:?}, which is not a file beside it", index.display())]

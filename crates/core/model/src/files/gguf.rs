@@ -84,6 +84,11 @@ impl Gguf {
         self.files.iter().for_each(FileBytes::release);
     }
 
+    /// The file that holds a view of a tensor.
+    pub(crate) fn file_of(&self, view: &[u8]) -> Option<&FileBytes> {
+        self.files.iter().find(|file| file.holds(view))
+    }
+
     /// Hashes the headers and samples of the tensors.
     pub(crate) fn hash_sampled(&self, hash: &mut blake3::Hasher) {
         hash_sampled(hash, &self.files, &self.tensors);

@@ -2,7 +2,7 @@
 //! views into the map. Files are untrusted: for any contents, opening returns a reader whose views are in bounds, or an
 //! error, and allocates no more than the named limits allow.
 //!
-//! A file must not be changed while it is open.
+//! A file must not be changed while it is open. One that becomes shorter is noticed ([`FileError::Damaged`]).
 
 mod error;
 mod gguf;

@@ -71,14 +71,15 @@ impl ManifestTensors {
 
     /// Drops the pages of the files that hold these bytes.
     pub fn release_of<'a>(&self, views: impl Iterator<Item = &'a [u8]>) {
-        for bytes in views {
-            let address = bytes.as_ptr().addr();
-            let at = self.addresses.partition_point(|(range, _)| range.start <= address);
-            let holder = at.checked_sub(1).map(|at| &self.addresses[at]).filter(|(range, _)| range.contains(&address));
-            if let Some(file) = holder.and_then(|&(_, index)| self.files[index].as_ref()) {
-                file.release();
-            }
-        }
+        views.filter_map(|view| self.file_of(view)).for_each(FileBytes::release);
+    }
+
+    /// The file that holds a view of a tensor.
+    pub fn file_of(&self, view: &[u8]) -> Option<&FileBytes> {
+        let address = view.as_ptr().addr();
+        let at = self.addresses.partition_point(|(range, _)| range.start <= address);
+        let holder = at.checked_sub(1).map(|at| &self.addresses[at]).filter(|(range, _)| range.contains(&address));
+        holder.and_then(|&(_, index)| self.files[index].as_ref())
     }
 
     pub fn release(&self) {

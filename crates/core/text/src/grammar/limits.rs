@@ -1,6 +1,6 @@
 //! Size limits of grammars. llguidance's own limits apply only after it has started to compile.
 
-use super::GrammarError;
+use super::{GrammarError, schema_work};
 use serde_json::{Map, Value};
 
 /// The maximum bytes and lines of a grammar; the compiler may recurse for each line.
@@ -14,22 +14,29 @@ pub const SCHEMA_DEPTH_MAX: usize = 100;
 pub const SCHEMA_PARTS_MAX: usize = 2_000;
 pub const SCHEMA_PATTERNS_MAX: usize = 32;
 
+/// Call it with a large stack.
 pub(super) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
     check_text(&schema.to_string())?;
-    SchemaSize::default().add(schema, SCHEMA_DEPTH_MAX)
+    SchemaSize::default().add(schema, SCHEMA_DEPTH_MAX)?;
+    schema_work::check(schema)
 }
 
 /// All schemas in a grammar count together.
 pub(crate) fn check_lark(source: &str) -> Result<(), GrammarError> {
     check_text(source)?;
     let mut size = SchemaSize::default();
-    for rest in source.split("%json").skip(1) {
-        // Invalid JSON is refused by the compiler later.
-        if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter().next() {
-            size.add(&schema, SCHEMA_DEPTH_MAX)?;
-        }
-    }
-    Ok(())
+    schemas_of(source).try_for_each(|schema| size.add(&schema, SCHEMA_DEPTH_MAX))
+}
+
+/// Whether the schemas of a grammar that [`check_lark`] accepts can be compiled. Call it with a large stack.
+pub(super) fn check_lark_work(source: &str) -> Result<(), GrammarError> {
+    schemas_of(source).try_for_each(|schema| schema_work::check(&schema))
+}
+
+/// Invalid JSON is refused by the compiler later.
+fn schemas_of(source: &str) -> impl Iterator<Item = Value> {
+    let schema = |rest| serde_json::Deserializer::from_str(rest).into_iter().next()?.ok();
+    source.split("%json").skip(1).filter_map(schema)
 }
 
 pub(super) fn check_text(text: &str) -> Result<(), GrammarError> {

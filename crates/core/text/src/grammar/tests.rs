@@ -326,3 +326,83 @@ fn hostile_grammars_come_to_an_end() {
         }
     }
 }
+
+#[test]
+fn multiples_of_small_numbers_are_followed_and_those_of_large_ones_refused() {
+    let case = Case::new("qwen2");
+    let multiple = |of: Value| Grammar::JsonSchema(json!({"type": "number", "multipleOf": of}));
+    for (of, good, bad) in [
+        (json!(7), "21", "22"),
+        (json!(1000), "25000", "25500"),
+        (json!(9973), "19946", "19947"),
+        (json!(1_000_000), "12000000", "12000001"),
+        (json!(0.01), "0.25", "0.255"),
+    ] {
+        let grammar = multiple(of.clone());
+        assert!(case.accepts(&grammar, good) && !case.accepts(&grammar, bad), "{of}");
+    }
+    for of in [json!(10_007), json!(1_000_003), json!(100_000_007), json!(1e300), json!(1e-10), json!(1_000_000_000)] {
+        let schema = json!({"type": "object", "properties": {"a": {"multipleOf": of}}});
+        let tool = Grammar::Lark(format!("start: %json {schema}"));
+        for grammar in [multiple(of.clone()), Grammar::JsonSchema(schema), tool] {
+            let refused = case.grammars.compile(&grammar);
+            assert!(matches!(refused, Err(GrammarError::Multiple { .. })), "{of}");
+        }
+    }
+    // A value, not a keyword.
+    let value = Grammar::JsonSchema(json!({"enum": [{"multipleOf": 1_000_003}]}));
+    assert!(case.accepts(&value, r#"{"multipleOf":1000003}"#));
+}
+
+/// Each of these is small and can be followed, but to find that out takes a minute or more.
+#[test]
+fn grammars_that_take_too_much_to_compile_are_refused() {
+    let case = Case::new("qwen2");
+    let multiples = json!({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]});
+    let cycles = "start: A\nA: /x|(a{997})*b/ & /x|(a{991})*b/";
+    for grammar in [Grammar::JsonSchema(multiples), Grammar::Lark(cycles.to_owned())] {
+        let refused = case.grammars.compile(&grammar).err();
+        assert!(matches!(refused, Some(GrammarError::TooExpensive)), "{refused:?}");
+    }
+}
+
+#[test]
+fn patterns_are_not_multiplied_with_alternatives_without_end() {
+    let case = Case::new("qwen2");
+    let lengths = |count: usize| -> Value { (0..count).map(|n| json!({"minLength": n})).collect() };
+    let long = json!({"type": "string", "pattern": format!("^{}$", "x".repeat(60_000))});
+    let (few, many) = (json!({"anyOf": lengths(2)}), json!({"anyOf": lengths(60)}));
+    let object = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    let named = json!({"allOf": [many, {"$ref": "#/$defs/long"}], "$defs": {"long": long}});
+    for schema in [
+        json!({"allOf": [many, long]}),
+        json!({"allOf": [few, few, few, long]}),
+        json!({"type": "string", "pattern": long["pattern"], "anyOf": lengths(60)}),
+        json!({"allOf": [object(many), object(long)]}),
+        named,
+        json!({"anyOf": vec![json!({"type": "string", "format": "date"}); 1_100]}),
+    ] {
+        let refused = case.grammars.compile(&Grammar::JsonSchema(schema)).err();
+        assert!(matches!(refused, Some(GrammarError::TooManyCombinations)), "{refused:?}");
+    }
+    let date = json!({"type": "string", "pattern": "^[0-9-]*$"});
+    let dates: Schemas =
+        (0..200).map(|n| (format!("d{n}"), json!({"anyOf": [{"$ref": "#/$defs/date"}, {"type": "null"}]}))).collect();
+    let usual = json!({"type": "object", "properties": dates, "$defs": {"date": date}, "allOf": [{"type": "object"}]});
+    assert!(case.grammars.compile(&Grammar::JsonSchema(usual)).is_ok());
+}
+
+#[test]
+fn compiling_ends_when_nobody_waits() {
+    let case = Case::new("qwen2");
+    let compile = |cancelled: bool| {
+        let cancelled = AtomicBool::new(cancelled);
+        let compiler = thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
+        thread::scope(|scope| {
+            let compiled = compiler.spawn_scoped(scope, || case.grammars.compile_here(&schema(), &cancelled).map(drop));
+            compiled.unwrap().join().unwrap()
+        })
+    };
+    assert!(compile(false).is_ok());
+    assert!(matches!(compile(true), Err(GrammarError::Cancelled)));
+}

@@ -5,6 +5,7 @@ mod mutations;
 mod real;
 mod safetensors;
 mod split;
+mod truncated;
 
 /// The full error message: the error with all its causes.
 fn message(error: impl Into<Box<dyn std::error::Error>>) -> String {
