@@ -18,6 +18,7 @@ use libp2p_swarm::{NetworkBehaviour, StreamProtocol};
 use crate::connection_limits::ConnectionLimits;
 use crate::error::NodeError;
 use crate::guard::{CandidateLimit, DialBacks, Guarded};
+use crate::handshakes::Handshakes;
 use crate::limits;
 use crate::options::NodeOptions;
 use crate::streams;
@@ -51,6 +52,7 @@ impl Behaviour {
         options: &NodeOptions,
         streams: streams::Behaviour,
         relay_client: relay::client::Behaviour,
+        handshakes: Handshakes,
     ) -> Result<Self, NodeError> {
         let keypair = options.identity.keypair();
         let me = keypair.public().to_peer_id();
@@ -68,7 +70,7 @@ impl Behaviour {
             .with_probe_interval(ADDRESS_TEST_INTERVAL);
         let relay_server = options.relay_server.then(|| relay::Behaviour::new(me, relay_limits()));
         Ok(Self {
-            limits: ConnectionLimits::default(),
+            limits: ConnectionLimits::new(handshakes),
             streams,
             identify: Guarded::new(identify::Behaviour::new(identify), CandidateLimit::default()),
             ping: ping::Behaviour::new(ping),

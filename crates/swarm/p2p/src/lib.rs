@@ -9,6 +9,7 @@ mod connection_limits;
 mod error;
 mod guard;
 mod handle;
+mod handshakes;
 mod identity;
 pub mod limits;
 mod network_key;

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const CONNECTIONS_PER_PEER_MAX: usize = 8;
 /// Connections that others opened.
 pub const INCOMING_CONNECTIONS_MAX: usize = 512;
+/// Incoming connections beyond these that are being closed for others.
+pub const CLOSING_CONNECTIONS_MAX: usize = 64;
 /// Connections that this node opened.
 pub const OUTGOING_CONNECTIONS_MAX: usize = 512;
 /// Incoming handshakes and connections from one IPv4 address, or from one IPv6 network.

@@ -13,15 +13,18 @@ use libp2p_relay::client::Transport as RelayTransport;
 use libp2p_tcp::tokio::Transport as TcpTransport;
 
 use crate::error::NodeError;
+use crate::handshakes::{Evictable, Handshakes};
 use crate::limits::{HANDSHAKE_TIME_MAX, QUIC_CONNECTION_BYTES_MAX, QUIC_STREAM_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 
 type Connections = Boxed<(PeerId, StreamMuxerBox)>;
 
-/// `relay` makes connections through relays, which are encrypted between their ends like all others.
+/// `relay` makes connections through relays, which are encrypted between their ends like all others. `handshakes` has those of
+/// incoming connections.
 pub fn transport(
     keypair: &Keypair,
     private: Option<PreSharedKey>,
     relay: RelayTransport,
+    handshakes: Handshakes,
 ) -> Result<Connections, NodeError> {
     let encryption =
         libp2p_noise::Config::new(keypair).map_err(|error| NodeError::Encryption { reason: error.to_string() })?;
@@ -52,7 +55,8 @@ pub fn transport(
         .multiplex(multiplexer())
         .map(|(peer, connection), _| (peer, StreamMuxerBox::new(connection)));
     let all = relayed.or_transport(with_names(direct)).map(|either, _| either.into_inner());
-    Ok(TransportTimeout::new(all, HANDSHAKE_TIME_MAX).boxed())
+    let all = TransportTimeout::new(all, HANDSHAKE_TIME_MAX).boxed();
+    Ok(Evictable::new(all, handshakes).boxed())
 }
 
 /// Resolves names in addresses with the system's settings. Where it has none, no name is resolved.

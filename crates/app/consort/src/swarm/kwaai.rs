@@ -134,6 +134,8 @@ pub struct AnnouncedBlock {
     pub node: SwarmNode,
     /// The model's name at Hugging Face.
     pub repository: String,
+    /// What people see of this machine.
+    pub public_name: String,
     pub digest: ModelDigest,
     pub model_layers: u32,
     pub layers: LayerRange,
@@ -165,7 +167,7 @@ impl AnnouncedBlock {
             peer: self.node.handle().peer(),
             state,
             throughput,
-            public_name: None,
+            public_name: Some(&self.public_name),
             using_relay: self.node.handle().reachability() == p2p::Reachability::Relayed,
         };
         let registries = DhtClient::new(self.registries.clone());

@@ -22,6 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::behaviour::Behaviour;
 use crate::error::{FindError, NodeError};
 use crate::handle::NodeHandle;
+use crate::handshakes::Handshakes;
 use crate::limits::{CHANGES_MAX, COMMANDS_MAX, IDLE_CONNECTION_TIME, KNOWN_PEERS_MAX, STREAM_NEGOTIATIONS_MAX};
 use crate::options::NodeOptions;
 use crate::streams::{self, IncomingStreams, Opening};
@@ -69,9 +70,10 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
     let me = keypair.public().to_peer_id();
     let private = options.network_key.as_ref().map(|key| key.pre_shared());
     let (relay_transport, relay_client) = libp2p_relay::client::new(me);
-    let transport = transport(keypair, private, relay_transport)?;
+    let handshakes = Handshakes::default();
+    let transport = transport(keypair, private, relay_transport, handshakes.clone())?;
     let (streams, incoming) = streams::Behaviour::new(&options.accepts);
-    let behaviour = Behaviour::new(&options, streams, relay_client)?;
+    let behaviour = Behaviour::new(&options, streams, relay_client, handshakes)?;
     let config = Config::with_tokio_executor()
         .with_idle_connection_timeout(IDLE_CONNECTION_TIME)
         .with_max_negotiating_inbound_streams(STREAM_NEGOTIATIONS_MAX)

@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 
 use p2p::limits::{
-    CONNECTIONS_PER_PEER_MAX, INCOMING_CONNECTIONS_PER_ADDRESS_MAX, INCOMING_STREAMS_PER_CONNECTION_MAX,
+    CONNECTIONS_PER_PEER_MAX, INCOMING_CONNECTIONS_PER_ADDRESS_MAX, INCOMING_HANDSHAKES_MAX,
+    INCOMING_STREAMS_PER_CONNECTION_MAX,
 };
 use p2p::{Identity, Multiaddr, NetworkKey, OpenError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
-use crate::peer::{ECHO, Peer, TCP, exchange, node, until};
+use crate::peer::{ECHO, Peer, QUIC, TCP, exchange, node, until};
 use crate::run;
 
 fn private(byte: u8) -> Peer {
@@ -81,6 +82,37 @@ fn a_flood_of_silent_connections_ends_and_others_are_served() {
         let client = Peer::start(&[], |_| {});
         exchange(client.open(&server).await, 1000).await;
         assert_eq!(server.node.peers().len(), 1);
+    });
+}
+
+/// For as long as they stay: clients get in at once, by TCP and by QUIC.
+#[test]
+fn half_open_connections_from_several_addresses_keep_nobody_out() {
+    run(async {
+        let server = Peer::start(&[TCP, QUIC], |_| {}).listening().await;
+        let mut addresses = Vec::new();
+        until("it listens on both", || {
+            addresses = server.node.addresses();
+            addresses.len() == 2
+        })
+        .await;
+        let is_tcp = |address: &&Multiaddr| address.to_string().contains("/tcp/");
+        let to = socket(addresses.iter().find(is_tcp).unwrap());
+        let mut flood = Vec::new();
+        for number in 0..2 * INCOMING_HANDSHAKES_MAX {
+            let from = TcpSocket::new_v4().unwrap();
+            from.bind(format!("127.0.0.{}:0", 2 + number % 8).parse().unwrap()).unwrap();
+            flood.push(from.connect(to).await.unwrap());
+        }
+        // They are accepted in the order in which they came, so the flood is there before the clients.
+        for address in &addresses {
+            for _ in 0..4 {
+                let client = Peer::start(&[], |_| {});
+                let stream = client.node.open(&server.node.peer(), std::slice::from_ref(address), ECHO).await.unwrap();
+                exchange(stream, 1000).await;
+            }
+        }
+        drop(flood);
     });
 }
 

@@ -11,6 +11,7 @@ use engine::{Capacity, Phase};
 use tokio::sync::oneshot;
 use types::LayerRange;
 
+use super::backlog::BacklogPlace;
 use super::thread::SessionKey;
 use super::{BlockRows, BlockStates, Client, RunError};
 
@@ -24,10 +25,16 @@ pub(super) struct WaitingRun {
     pub count: usize,
     pub reply: oneshot::Sender<Result<BlockStates, RunError>>,
     pub since: Instant,
+    pub _place: BacklogPlace,
 }
 
-/// Takes the runs of the next step out of `waiting`, in the order of the plan. Runs of one session keep their order.
-pub(super) fn take_batch(waiting: &mut VecDeque<WaitingRun>, capacity: &Capacity) -> Vec<WaitingRun> {
+/// Takes the runs of the next step out of `waiting`, in the order of the plan. Runs of one session keep their order. `served`: the
+/// clients of the last step, which become those of this one.
+pub(super) fn take_batch(
+    waiting: &mut VecDeque<WaitingRun>,
+    capacity: &Capacity,
+    served: &mut HashSet<Client>,
+) -> Vec<WaitingRun> {
     let mut turns: HashMap<Client, usize> = HashMap::new();
     let turn = |run: WaitingRun| {
         let turn = turns.entry(run.client).or_default();
@@ -36,7 +43,7 @@ pub(super) fn take_batch(waiting: &mut VecDeque<WaitingRun>, capacity: &Capacity
     };
     let mut runs: Vec<(usize, WaitingRun)> = waiting.drain(..).map(turn).collect();
     // The sort is stable.
-    runs.sort_by_key(|(turn, _)| *turn);
+    runs.sort_by_key(|(turn, run)| (*turn, served.contains(&run.client)));
     let Some(layers) = runs.first().map(|(_, run)| run.layers) else { return Vec::new() };
     let (mut rows, mut pages) = (0, 0);
     let mut batch: Vec<WaitingRun> = Vec::new();
@@ -54,8 +61,7 @@ pub(super) fn take_batch(waiting: &mut VecDeque<WaitingRun>, capacity: &Capacity
             left.push(run);
         }
     }
-    let served: HashSet<Client> = batch.iter().map(|run| run.client).collect();
-    left.sort_by_key(|run| served.contains(&run.client));
+    *served = batch.iter().map(|run| run.client).collect();
     waiting.extend(left);
     batch.sort_by_key(|run| run.rows.phase == Phase::Prefill);
     batch
@@ -65,6 +71,8 @@ pub(super) fn take_batch(waiting: &mut VecDeque<WaitingRun>, capacity: &Capacity
 mod tests {
     use std::net::IpAddr;
 
+    use super::super::BlockLimits;
+    use super::super::backlog::Backlog;
     use super::*;
 
     fn capacity() -> Capacity {
@@ -84,14 +92,16 @@ mod tests {
 
     fn waiting(client: u8, session: u64, layers: (u32, u32), count: usize) -> WaitingRun {
         let rows = BlockRows { position: 0, phase: Phase::Decode, activations: Vec::new(), state_rows: 0 };
+        let client = Client::Address(IpAddr::from([127, 0, 0, client]));
         WaitingRun {
-            client: Client::Address(IpAddr::from([127, 0, 0, client])),
+            client,
             session: SessionKey::for_test(session),
             layers: LayerRange::new(layers.0, layers.1).unwrap(),
             rows,
             count,
             reply: oneshot::channel().0,
             since: Instant::now(),
+            _place: Backlog::new(BlockLimits::default()).enter(client, 0).unwrap(),
         }
     }
 
@@ -106,32 +116,41 @@ mod tests {
     #[test]
     fn a_client_waits_for_one_run_of_another_however_many_those_are() {
         let mut queue: VecDeque<_> = (0..50).map(|session| waiting(1, session, (0, 2), 8)).collect();
+        let mut served = HashSet::new();
         queue.push_back(waiting(2, 100, (0, 2), 1));
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[0]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[0]));
         // They go on together, as far as there is room.
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[100]));
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[1]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[100]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[1]));
+        // One that comes while a run of the other is in a step is the next one too.
+        queue.push_back(waiting(2, 101, (0, 2), 1));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[101]));
         assert_eq!(queue.len(), 48);
     }
 
     #[test]
     fn other_layers_have_their_turn_while_many_runs_wait() {
         let mut queue: VecDeque<_> = (0..20).map(|session| waiting(1, session, (0, 2), 4)).collect();
+        let mut served = HashSet::new();
         queue.push_back(waiting(2, 100, (1, 2), 1));
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[0, 1]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[0, 1]));
         queue.push_back(waiting(3, 200, (0, 2), 4));
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[100]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[100]));
         // The first of each client, then the second ones.
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[2, 200]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[200, 2]));
     }
 
     #[test]
     fn runs_of_one_session_keep_their_order_and_are_not_in_one_step() {
         let mut queue: VecDeque<_> = [1, 1, 2, 1].into_iter().map(|session| waiting(1, session, (0, 2), 1)).collect();
+        let mut served = HashSet::new();
         let positions = |queue: &VecDeque<WaitingRun>| queue.iter().map(|run| run.count).collect::<Vec<_>>();
         queue.iter_mut().zip(1..).for_each(|(run, count)| run.count = count);
-        assert_eq!(sessions(&take_batch(&mut queue, &capacity())), keys(&[1, 2]));
+        assert_eq!(sessions(&take_batch(&mut queue, &capacity(), &mut served)), keys(&[1, 2]));
         assert_eq!(positions(&queue), [2, 4]);
-        assert_eq!(take_batch(&mut queue, &capacity()).iter().map(|run| run.count).collect::<Vec<_>>(), [2]);
+        assert_eq!(
+            take_batch(&mut queue, &capacity(), &mut served).iter().map(|run| run.count).collect::<Vec<_>>(),
+            [2]
+        );
     }
 }

@@ -1,15 +1,17 @@
 //! A block of layers that many clients use. Each has sessions of its own; requests that wait run together in one step.
 //!
-//! One thread owns the block's executor. Sessions reserve their K/V when they are opened, so a session that is open can
-//! always run. Who the clients are, and how they reach this process, is left to the callers.
+//! One thread owns the block's executor. A session reserves its K/V when it is opened, so it can always run; or as it grows, if
+//! nobody says how long it will be. One that grows and that is not used is closed when another needs its room. What waits for the
+//! thread is limited. Who the clients are, and how they reach this process, is left to the callers.
 
 mod accounts;
+mod backlog;
 mod batch;
 mod stats;
 mod thread;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,7 +22,8 @@ use types::LayerRange;
 
 pub use stats::BlockStats;
 
-use thread::{BlockThread, Command, SessionKey};
+use backlog::Backlog;
+use thread::{BlockThread, Command, OpenedKey, SessionKey};
 
 /// Who uses a block. Limits are per client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +56,15 @@ pub struct BlockLimits {
     pub tokens_per_client_percent: usize,
     /// A session that is not used for so long is closed.
     pub idle: Duration,
+    /// A session that grows may be closed for another client's when it was not used for so long, and for one of its own client's
+    /// at any time.
+    pub evict_after: Duration,
+    /// Sessions to open and runs that wait, of all clients and of one.
+    pub waiting_max: usize,
+    pub waiting_per_client_max: usize,
+    /// Bytes of activations that wait, of all clients and of one.
+    pub waiting_bytes_max: usize,
+    pub waiting_bytes_per_client_max: usize,
 }
 
 impl Default for BlockLimits {
@@ -62,6 +74,11 @@ impl Default for BlockLimits {
             sessions_per_client_max: 64,
             tokens_per_client_percent: 50,
             idle: Duration::from_secs(600),
+            evict_after: Duration::from_secs(10),
+            waiting_max: 4096,
+            waiting_per_client_max: 256,
+            waiting_bytes_max: 1 << 30,
+            waiting_bytes_per_client_max: 128 << 20,
         }
     }
 }
@@ -84,6 +101,8 @@ pub enum Refusal {
     TooLong { tokens: usize, max: usize },
     #[error("layers {asked} are not to be had from the block {block}")]
     Layers { asked: LayerRange, block: LayerRange },
+    #[error("too much waits for the block: open fewer sessions at once, or try again later")]
+    Busy,
     #[error("the block has ended")]
     Ended,
 }
@@ -91,7 +110,10 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the same peer may grant it later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WarmingUp | Self::Rebuilding | Self::TooManySessions { .. } | Self::NoTokens { .. })
+        matches!(
+            self,
+            Self::WarmingUp | Self::Rebuilding | Self::TooManySessions { .. } | Self::NoTokens { .. } | Self::Busy
+        )
     }
 }
 
@@ -108,8 +130,13 @@ pub enum RunError {
     TooLong { end: usize, max: usize },
     #[error("the activations are not finite")]
     NotFinite,
-    #[error("the session was not used for too long")]
+    #[error("the session was closed, because it was not used for too long or others needed its room")]
     Expired,
+    /// Of a session that grows. It stays as it was.
+    #[error("{free} tokens are free, the session needs {needed} more")]
+    NoTokens { needed: usize, free: usize },
+    #[error("too much waits for the block: send less at once, or try again later")]
+    Busy,
     /// A process or a machine of the block was lost, and all sessions with it. The block is being rebuilt.
     #[error("the block lost its sessions, and is being rebuilt")]
     Lost,
@@ -165,13 +192,15 @@ struct Shared {
 #[derive(Debug)]
 enum State {
     WarmingUp,
-    Serving {
-        shape: BlockShape,
-        commands: std::sync::mpsc::Sender<Command>,
-        thread: Option<JoinHandle<()>>,
-        is_draining: bool,
-    },
+    Serving { shape: BlockShape, queue: Queue, thread: Option<JoinHandle<()>>, is_draining: bool },
     Ended,
+}
+
+/// The way to the block's thread. Only what the backlog has room for is sent, and one close for each session that was opened.
+#[derive(Clone, Debug)]
+struct Queue {
+    commands: std::sync::mpsc::Sender<Command>,
+    backlog: Arc<Backlog>,
 }
 
 impl BlockHandle {
@@ -190,7 +219,8 @@ impl BlockHandle {
         let mut state = self.0.lock();
         // It may have been closed while it was loading.
         if !matches!(*state, State::Ended) {
-            *state = State::Serving { shape, commands, thread: Some(thread), is_draining: false };
+            let queue = Queue { commands, backlog: Backlog::new(limits) };
+            *state = State::Serving { shape, queue, thread: Some(thread), is_draining: false };
         }
         Ok(())
     }
@@ -207,6 +237,14 @@ impl BlockHandle {
         self.0.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Sessions to open and runs that wait or run.
+    pub fn waiting(&self) -> usize {
+        match &*self.0.lock() {
+            State::Serving { queue, .. } => queue.backlog.entries(),
+            State::WarmingUp | State::Ended => 0,
+        }
+    }
+
     /// From now on no session is opened; those that are open go on.
     pub fn drain(&self) {
         if let State::Serving { is_draining, .. } = &mut *self.0.lock() {
@@ -217,34 +255,56 @@ impl BlockHandle {
     /// Ends all sessions, and waits until the executor is dropped.
     pub fn close(&self) {
         let ended = std::mem::replace(&mut *self.0.lock(), State::Ended);
-        if let State::Serving { commands, thread, .. } = ended {
+        if let State::Serving { queue, thread, .. } = ended {
             // An error means that the thread has ended.
-            let _ = commands.send(Command::End);
+            let _ = queue.commands.send(Command::End);
             thread.map(JoinHandle::join);
         }
     }
 
     /// Opens a session for some of the block's layers, and reserves its K/V.
     pub async fn open(&self, client: Client, layers: LayerRange, tokens_max: usize) -> Result<BlockSession, Refusal> {
-        let commands = match &*self.0.lock() {
+        self.open_session(client, layers, tokens_max, false).await
+    }
+
+    /// Opens a session that reserves its K/V as it grows, up to `tokens_max`. A run may find no room, and while the session is
+    /// not used it may be closed for another.
+    pub async fn open_growing(
+        &self,
+        client: Client,
+        layers: LayerRange,
+        tokens_max: usize,
+    ) -> Result<BlockSession, Refusal> {
+        self.open_session(client, layers, tokens_max, true).await
+    }
+
+    async fn open_session(
+        &self,
+        client: Client,
+        layers: LayerRange,
+        tokens_max: usize,
+        is_growing: bool,
+    ) -> Result<BlockSession, Refusal> {
+        let queue = match &*self.0.lock() {
             State::WarmingUp => return Err(Refusal::WarmingUp),
             State::Ended => return Err(Refusal::Ended),
             State::Serving { is_draining: true, .. } => return Err(Refusal::Draining),
-            State::Serving { shape, commands, .. } => {
+            State::Serving { shape, queue, .. } => {
                 let block = shape.layers;
                 let is_part = layers.start() >= block.start() && layers.end() <= block.end();
                 if !is_part || (layers != block && !shape.has_parts) {
                     return Err(Refusal::Layers { asked: layers, block });
                 }
-                commands.clone()
+                queue.clone()
             }
         };
+        let place = queue.backlog.enter(client, 0).ok_or(Refusal::Busy)?;
         let (reply, opened) = oneshot::channel();
-        let command = Command::Open { client, layers, tokens_max, reply };
-        commands.send(command).map_err(|_| Refusal::Ended)?;
-        let mut opening = Opening { opened, commands };
-        let key = (&mut opening.opened).await.unwrap_or(Err(Refusal::Ended))?;
-        Ok(BlockSession { key, commands: opening.commands.clone() })
+        let command = Command::Open { client, layers, tokens_max, is_growing, reply, place };
+        queue.commands.send(command).map_err(|_| Refusal::Ended)?;
+        let mut opening = Opening { opened, queue };
+        let OpenedKey { key, is_open } = (&mut opening.opened).await.unwrap_or(Err(Refusal::Ended))?;
+        Ok(BlockSession { key, client, is_open, queue: opening.queue.clone() })
     }
 }
 
@@ -257,24 +317,24 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let State::Serving { commands, .. } = state {
-            let _ = commands.send(Command::End);
+        if let State::Serving { queue, .. } = state {
+            let _ = queue.commands.send(Command::End);
         }
     }
 }
 
 /// A session that is being opened. If nobody waits for it any more when it is open, it is closed.
 struct Opening {
-    opened: oneshot::Receiver<Result<SessionKey, Refusal>>,
-    commands: std::sync::mpsc::Sender<Command>,
+    opened: oneshot::Receiver<Result<OpenedKey, Refusal>>,
+    queue: Queue,
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
         self.opened.close();
-        if let Ok(Ok(key)) = self.opened.try_recv() {
+        if let Ok(Ok(OpenedKey { key, .. })) = self.opened.try_recv() {
             // An error means that all sessions have ended.
-            let _ = self.commands.send(Command::Close { session: key });
+            let _ = self.queue.commands.send(Command::Close { session: key });
         }
     }
 }
@@ -283,21 +343,32 @@ impl Drop for Opening {
 #[derive(Debug)]
 pub struct BlockSession {
     key: SessionKey,
-    commands: std::sync::mpsc::Sender<Command>,
+    client: Client,
+    /// Gone when the block's thread has closed the session.
+    is_open: Weak<()>,
+    queue: Queue,
 }
 
 impl BlockSession {
     /// Runs rows. Runs of one session are made one after the other.
     pub async fn run(&mut self, rows: BlockRows) -> Result<BlockStates, RunError> {
+        let place = self.queue.backlog.enter(self.client, size_of_val(rows.activations.as_slice()));
+        let place = place.ok_or(RunError::Busy)?;
         let (reply, ran) = oneshot::channel();
-        self.commands.send(Command::Run { session: self.key, rows, reply }).map_err(|_| RunError::Ended)?;
+        let command = Command::Run { session: self.key, rows, reply, place };
+        self.queue.commands.send(command).map_err(|_| RunError::Ended)?;
         ran.await.unwrap_or(Err(RunError::Ended))
+    }
+
+    /// False when the block has closed it, because it was not used for too long or its room was needed.
+    pub fn is_open(&self) -> bool {
+        self.is_open.strong_count() > 0
     }
 }
 
 impl Drop for BlockSession {
     fn drop(&mut self) {
         // An error means that all sessions have ended.
-        let _ = self.commands.send(Command::Close { session: self.key });
+        let _ = self.queue.commands.send(Command::Close { session: self.key });
     }
 }

@@ -1,16 +1,18 @@
 //! The thread that owns a block's executor: opens and closes sessions, and runs steps.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use engine::{Capacity, Executor, ExecutorError, Health, Prefix, RequestedOutput, StepOutput, StepPlan};
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 use types::{LayerRange, SessionId};
 
-use super::accounts::Accounts;
+use super::accounts::{Accounts, Shortage};
+use super::backlog::BacklogPlace;
 use super::batch::{WaitingRun, take_batch};
 use super::{BlockLimits, BlockRows, BlockShape, BlockStates, BlockStats, Client, Refusal, RunError};
 
@@ -34,10 +36,31 @@ impl SessionKey {
 
 #[derive(Debug)]
 pub(super) enum Command {
-    Open { client: Client, layers: LayerRange, tokens_max: usize, reply: oneshot::Sender<Result<SessionKey, Refusal>> },
-    Run { session: SessionKey, rows: BlockRows, reply: oneshot::Sender<Result<BlockStates, RunError>> },
-    Close { session: SessionKey },
+    Open {
+        client: Client,
+        layers: LayerRange,
+        tokens_max: usize,
+        is_growing: bool,
+        reply: oneshot::Sender<Result<OpenedKey, Refusal>>,
+        place: BacklogPlace,
+    },
+    Run {
+        session: SessionKey,
+        rows: BlockRows,
+        reply: oneshot::Sender<Result<BlockStates, RunError>>,
+        place: BacklogPlace,
+    },
+    Close {
+        session: SessionKey,
+    },
     End,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct OpenedKey {
+    pub key: SessionKey,
+    /// Gone when the session was closed.
+    pub is_open: Weak<()>,
 }
 
 struct Session {
@@ -45,6 +68,8 @@ struct Session {
     client: Client,
     layers: LayerRange,
     tokens_max: usize,
+    /// It reserves tokens as it needs them.
+    is_growing: bool,
     /// Reserved tokens: those of whole pages.
     reserved: usize,
     /// Tokens that are computed.
@@ -52,6 +77,8 @@ struct Session {
     /// The same when the runs that wait are done.
     expected: usize,
     used: Instant,
+    /// Whoever holds the session sees when it is gone.
+    _open: Arc<()>,
 }
 
 pub(super) struct BlockThread {
@@ -63,6 +90,8 @@ pub(super) struct BlockThread {
     sessions: HashMap<SessionKey, Session>,
     next_key: u64,
     waiting: VecDeque<WaitingRun>,
+    /// Clients that were part of the last step.
+    served: HashSet<Client>,
     plan: StepPlan,
     output: StepOutput,
     stats: Arc<Mutex<BlockStats>>,
@@ -88,6 +117,7 @@ impl BlockThread {
             sessions: HashMap::new(),
             next_key: 0,
             waiting: VecDeque::new(),
+            served: HashSet::new(),
             plan: StepPlan::new(),
             output: StepOutput::new(),
             stats,
@@ -129,9 +159,10 @@ impl BlockThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Open { client, layers, tokens_max, reply } => {
-                let opened = self.open(client, layers, tokens_max);
-                let key = opened.as_ref().ok().copied();
+            Command::Open { client, layers, tokens_max, is_growing, reply, place } => {
+                let opened = self.open(client, layers, tokens_max, is_growing);
+                let key = opened.as_ref().ok().map(|opened| opened.key);
+                drop(place);
                 // The client may have left in the meantime.
                 if reply.send(opened).is_err()
                     && let Some(key) = key
@@ -139,10 +170,19 @@ impl BlockThread {
                     self.close(key);
                 }
             }
-            Command::Run { session, rows, reply } => match self.check(session, &rows) {
+            Command::Run { session, rows, reply, place } => match self.check(session, &rows) {
                 Ok((client, layers, count)) => {
                     let since = Instant::now();
-                    self.waiting.push_back(WaitingRun { client, session, layers, rows, count, reply, since });
+                    self.waiting.push_back(WaitingRun {
+                        client,
+                        session,
+                        layers,
+                        rows,
+                        count,
+                        reply,
+                        since,
+                        _place: place,
+                    });
                 }
                 Err(error) => self.fail(reply, error),
             },
@@ -152,7 +192,13 @@ impl BlockThread {
         self.report(|_| {});
     }
 
-    fn open(&mut self, client: Client, layers: LayerRange, tokens_max: usize) -> Result<SessionKey, Refusal> {
+    fn open(
+        &mut self,
+        client: Client,
+        layers: LayerRange,
+        tokens_max: usize,
+        is_growing: bool,
+    ) -> Result<OpenedKey, Refusal> {
         let max = self.shape.positions_max;
         if !(1..=max).contains(&tokens_max) {
             return Err(Refusal::TooLong { tokens: tokens_max, max });
@@ -160,8 +206,8 @@ impl BlockThread {
         if self.is_rebuilding {
             return Err(Refusal::Rebuilding);
         }
-        let reserved = self.capacity.pages(tokens_max) * self.capacity.page_tokens;
-        self.accounts.reserve(client, reserved)?;
+        let reserved = if is_growing { 0 } else { self.capacity.pages(tokens_max) * self.capacity.page_tokens };
+        self.reserve(client, None, |accounts| accounts.reserve(client, reserved))?;
         // Without page hashes nothing is shared between sessions, so nobody learns what others have computed.
         let prefix = Prefix { tokens: &[], pages: &[], reuse_max: 0 };
         let opened = match self.executor.open(tokens_max, prefix) {
@@ -178,9 +224,65 @@ impl BlockThread {
         };
         let key = SessionKey(self.next_key);
         self.next_key += 1;
-        let (id, used) = (opened.session, Instant::now());
-        self.sessions.insert(key, Session { id, client, layers, tokens_max, reserved, computed: 0, expected: 0, used });
-        Ok(key)
+        let (id, used, open) = (opened.session, Instant::now(), Arc::new(()));
+        let is_open = Arc::downgrade(&open);
+        let (computed, expected) = (0, 0);
+        let session =
+            Session { id, client, layers, tokens_max, is_growing, reserved, computed, expected, used, _open: open };
+        self.sessions.insert(key, session);
+        Ok(OpenedKey { key, is_open })
+    }
+
+    /// Reserves something for a client. If there is no room, sessions that grow and that nobody uses now are closed, as many as are
+    /// needed: of the client that has the most tokens, the one that was not used for the longest time. None is closed if that does
+    /// not help. `own`: the session that needs the room.
+    fn reserve(
+        &mut self,
+        client: Client,
+        own: Option<SessionKey>,
+        reserve: impl Fn(&mut Accounts) -> Result<(), Shortage>,
+    ) -> Result<(), Refusal> {
+        let Err(mut shortage) = reserve(&mut self.accounts) else { return Ok(()) };
+        let waits: HashSet<SessionKey> = self.waiting.iter().map(|run| run.session).collect();
+        let (now, evict_after) = (Instant::now(), self.limits.evict_after);
+        let is_idle = |(key, session): &(&SessionKey, &Session)| {
+            let is_spare = session.client == client || now.duration_since(session.used) >= evict_after;
+            session.is_growing && is_spare && Some(**key) != own && !waits.contains(*key)
+        };
+        let mut idle: Vec<(SessionKey, Client, usize, Instant)> = (self.sessions.iter().filter(is_idle))
+            .map(|(key, session)| (*key, session.client, session.reserved, session.used))
+            .collect();
+        let (mut trial, mut evicted) = (self.accounts.clone(), Vec::new());
+        loop {
+            let may_help = idle.iter().enumerate().filter(|(_, (_, other, ..))| !shortage.is_own || *other == client);
+            let next = may_help.min_by_key(|(_, (_, other, _, used))| (Reverse(trial.tokens_of(*other)), *used));
+            let Some((index, _)) = next else { return Err(shortage.refusal) };
+            let (key, other, reserved, _) = idle.swap_remove(index);
+            trial.release(other, reserved);
+            evicted.push(key);
+            match reserve(&mut trial) {
+                Ok(()) => break,
+                Err(still) => shortage = still,
+            }
+        }
+        debug!(sessions = evicted.len(), "sessions that are not used are closed for another one");
+        evicted.into_iter().for_each(|key| self.close(key));
+        reserve(&mut self.accounts).map_err(|shortage| shortage.refusal)
+    }
+
+    /// Reserves what a session that grows needs to hold so many tokens.
+    fn grow(&mut self, key: SessionKey, tokens: usize) -> Result<(), RunError> {
+        let needed = self.capacity.pages(tokens) * self.capacity.page_tokens;
+        let Some(session) = self.sessions.get(&key).filter(|session| session.reserved < needed) else { return Ok(()) };
+        let (client, more) = (session.client, needed - session.reserved);
+        self.reserve(client, Some(key), |accounts| accounts.grow(client, more)).map_err(|refusal| match refusal {
+            Refusal::NoTokens { needed, free } => RunError::NoTokens { needed, free },
+            _ => RunError::Busy,
+        })?;
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.reserved = needed;
+        }
+        Ok(())
     }
 
     fn close(&mut self, key: SessionKey) {
@@ -194,7 +296,7 @@ impl BlockThread {
     /// What a run may be refused for. Returns whose it is, its layers and its rows.
     fn check(&mut self, key: SessionKey, rows: &BlockRows) -> Result<(Client, LayerRange, usize), RunError> {
         let BlockShape { hidden, rows_max, .. } = self.shape;
-        let Some(session) = self.sessions.get_mut(&key) else {
+        let Some(session) = self.sessions.get(&key) else {
             return Err(if key.0 < self.first_after_loss.0 { RunError::Lost } else { RunError::Expired });
         };
         let (found, count) = (rows.activations.len(), rows.activations.len() / hidden);
@@ -215,9 +317,13 @@ impl BlockThread {
         if rows.activations.iter().any(|value| !value.is_finite()) {
             return Err(RunError::NotFinite);
         }
-        session.expected = end;
-        session.used = Instant::now();
-        Ok((session.client, session.layers, count))
+        let (client, layers) = (session.client, session.layers);
+        self.grow(key, end)?;
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.expected = end;
+            session.used = Instant::now();
+        }
+        Ok((client, layers, count))
     }
 
     fn fail(&self, reply: oneshot::Sender<Result<BlockStates, RunError>>, error: RunError) {
@@ -228,7 +334,7 @@ impl BlockThread {
 
     /// Runs one step of the runs that wait.
     fn step(&mut self) {
-        let mut batch = take_batch(&mut self.waiting, &self.capacity);
+        let mut batch = take_batch(&mut self.waiting, &self.capacity, &mut self.served);
         batch.retain(|run| self.sessions.contains_key(&run.session));
         if batch.is_empty() {
             return;

@@ -30,7 +30,6 @@ pub use frames::KwaaiStreamError;
 pub use local::serve_local;
 pub use registry::RegistryError;
 pub use server::{EmbedAndHead, KwaaiLimits, KwaaiServer};
-pub use sessions::SessionLimits;
 pub use span::{KwaaiRoute, KwaaiSpan, KwaaiSpanLimits, KwaaiSpanOutput, KwaaiSpanShape, SpanError};
 
 /// Bytes that nobody can guess.

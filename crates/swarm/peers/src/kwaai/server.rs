@@ -20,14 +20,13 @@ use types::TokenId;
 
 use super::calls::{Admission, CallLimits, CallPlace, Calls};
 use super::frames::{FrameForm, KwaaiStreamError, read_header, read_payload, write_frame};
-use super::sessions::{SessionLimits, SessionName, Sessions};
+use super::sessions::{SessionName, Sessions, run_failure};
 use crate::block::{BlockHandle, BlockRows, BlockSession, BlockShape, Client, RunError};
 
 /// What a server keeps within.
 #[derive(Clone, Copy, Debug)]
 pub struct KwaaiLimits {
     pub calls: CallLimits,
-    pub sessions: SessionLimits,
     /// For reading a call and running it, and again for writing the reply.
     pub call_budget: Duration,
 }
@@ -36,7 +35,6 @@ impl Default for KwaaiLimits {
     fn default() -> Self {
         Self {
             calls: CallLimits::default(),
-            sessions: SessionLimits::default(),
             // KwaaiNet's own.
             call_budget: Duration::from_secs(30),
         }
@@ -81,7 +79,7 @@ struct Inner {
 impl KwaaiServer {
     /// `layers`: of the whole model.
     pub fn new(block: BlockHandle, layers: usize, limits: KwaaiLimits) -> Self {
-        let sessions = Sessions::new(block.clone(), limits.sessions);
+        let sessions = Sessions::new(block.clone());
         let (embed_and_head, calls) = (OnceLock::new(), Calls::new(limits.calls));
         Self(Arc::new(Inner { block, layers, embed_and_head, sessions, calls, limits }))
     }
@@ -207,10 +205,11 @@ impl Inner {
         // `enter` opens it.
         let Some(open) = session.as_mut() else { return Err(KwaaiFailure::AtCapacity) };
         let states = run_rows(open, &shape, position, &activations, is_last).await.map_err(|error| {
-            if !error.is_misuse() {
+            let failure = run_failure(&error);
+            if !error.is_misuse() && failure != KwaaiFailure::AtCapacity {
                 self.sessions.forget(name);
             }
-            refused(error)
+            failure
         })?;
         drop(session);
         if !is_last {
@@ -234,7 +233,7 @@ impl Inner {
             KwaaiInput::Tokens(tokens) => tokens.len(),
             KwaaiInput::HiddenStates(tensor) => tensor.shape().get(1).map_or(0, |&rows| rows as usize),
         };
-        let (position, max) = (request.position as usize, self.sessions.tokens_max(shape));
+        let (position, max) = (request.position as usize, shape.positions_max);
         if position.saturating_add(rows) > max {
             let text = format!("{rows} rows from position {position} are too long: a session has {max} tokens at most");
             return Err(KwaaiFailure::Refused(text));

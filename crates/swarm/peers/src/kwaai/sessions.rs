@@ -1,46 +1,21 @@
 //! `Sessions`: which session of the block belongs to a client's session id.
 //!
-//! KwaaiNet opens sessions by using them and never closes them. An id is of one client only: another client with the same id has
-//! another session. Sessions that nobody uses expire; a client that wants more than its share loses those of its own that it has
-//! not used for a while, and never anybody else's.
+//! KwaaiNet opens sessions by using them, says nothing of their length and never closes them. So they reserve tokens as they grow,
+//! and the block closes those that are not used when it needs their room. An id is of one client only: another client with the
+//! same id has another session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use kwaai::KwaaiFailure;
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::Instant;
 
-use crate::block::{BlockHandle, BlockSession, BlockShape, Client, Refusal};
+use crate::block::{BlockHandle, BlockSession, BlockShape, Client, Refusal, RunError};
 
-#[derive(Clone, Copy, Debug)]
-pub struct SessionLimits {
-    pub sessions_max: usize,
-    pub sessions_per_client_max: usize,
-    /// Tokens of a session. All are reserved when it begins, because nothing says how long it will be.
-    pub session_tokens_max: usize,
-    pub idle: Duration,
-    /// When a client begins another session and has no room for it, its oldest session that it has not used for so long ends.
-    pub spare_after: Duration,
-}
-
-impl Default for SessionLimits {
-    fn default() -> Self {
-        Self {
-            sessions_max: 128,
-            sessions_per_client_max: 32,
-            session_tokens_max: 4096,
-            idle: Duration::from_secs(600),
-            spare_after: Duration::from_secs(60),
-        }
-    }
-}
-
+/// There are no more entries than the block has sessions and the server has calls: others are removed when a call comes.
 pub(super) struct Sessions {
     block: BlockHandle,
-    limits: SessionLimits,
-    entries: Mutex<HashMap<SessionName, Entry>>,
+    entries: Mutex<HashMap<SessionName, Slot>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,29 +24,12 @@ pub(super) struct SessionName {
     pub id: u64,
 }
 
-struct Entry {
-    slot: Slot,
-    used: Instant,
-}
-
 /// `None` until the session is open. Calls of one session run one after the other.
 type Slot = Arc<tokio::sync::Mutex<Option<BlockSession>>>;
 
-impl Entry {
-    /// Whether no call is running or waiting.
-    fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.slot) == 1
-    }
-}
-
 impl Sessions {
-    pub fn new(block: BlockHandle, limits: SessionLimits) -> Self {
-        Self { block, limits, entries: Mutex::default() }
-    }
-
-    /// The most tokens of a session of a block.
-    pub fn tokens_max(&self, shape: &BlockShape) -> usize {
-        self.limits.session_tokens_max.min(shape.positions_max)
+    pub fn new(block: BlockHandle) -> Self {
+        Self { block, entries: Mutex::default() }
     }
 
     /// The open session of this name, for one call. One that is not known begins at position 0.
@@ -82,16 +40,14 @@ impl Sessions {
         shape: &BlockShape,
     ) -> Result<OwnedMutexGuard<Option<BlockSession>>, KwaaiFailure> {
         let mut slot = self.slot(name, position)?.lock_owned().await;
-        if slot.is_none() {
+        if !slot.as_ref().is_some_and(BlockSession::is_open) {
             // The call before this one may have failed to open it.
-            let opened = if position == 0 { self.open(name, shape).await } else { Err(unknown(name.id)) };
-            match opened {
-                Ok(session) => *slot = Some(session),
-                Err(failure) => {
-                    self.forget(name);
-                    return Err(failure);
-                }
+            *slot = None;
+            if position != 0 {
+                return Err(unknown(name.id));
             }
+            let opened = self.block.open_growing(name.client, shape.layers, shape.positions_max).await;
+            *slot = Some(opened.map_err(|refusal| failure_of(&refusal))?);
         }
         Ok(slot)
     }
@@ -103,51 +59,22 @@ impl Sessions {
 
     fn slot(&self, name: SessionName, position: usize) -> Result<Slot, KwaaiFailure> {
         let mut entries = self.lock();
-        let (now, idle) = (Instant::now(), self.limits.idle);
-        entries.retain(|_, entry| !entry.is_idle() || now.duration_since(entry.used) < idle);
-        if let Some(entry) = entries.get_mut(&name) {
-            entry.used = now;
-            return Ok(Arc::clone(&entry.slot));
-        }
+        entries.retain(|_, slot| is_used(slot));
         if position != 0 {
-            return Err(unknown(name.id));
+            return entries.get(&name).cloned().ok_or_else(|| unknown(name.id));
         }
-        let own = entries.keys().filter(|other| other.client == name.client).count();
-        let is_full = own >= self.limits.sessions_per_client_max || entries.len() >= self.limits.sessions_max;
-        if is_full && !self.spare(&mut entries, name.client) {
-            return Err(KwaaiFailure::AtCapacity);
-        }
-        let slot = Slot::default();
-        entries.insert(name, Entry { slot: Arc::clone(&slot), used: now });
-        Ok(slot)
+        Ok(Arc::clone(entries.entry(name).or_default()))
     }
 
-    async fn open(&self, name: SessionName, shape: &BlockShape) -> Result<BlockSession, KwaaiFailure> {
-        loop {
-            let refusal = match self.block.open(name.client, shape.layers, self.tokens_max(shape)).await {
-                Ok(session) => return Ok(session),
-                Err(refusal) => refusal,
-            };
-            let is_full = matches!(refusal, Refusal::TooManySessions { .. } | Refusal::NoTokens { .. });
-            // A session that was spared is closed before the next one is opened: the block takes both in this order.
-            if !(is_full && self.spare(&mut self.lock(), name.client)) {
-                return Err(failure_of(&refusal));
-            }
-        }
-    }
-
-    /// Ends the session that this client has not used for the longest time, if that is long. False if there is none.
-    fn spare(&self, entries: &mut HashMap<SessionName, Entry>, client: Client) -> bool {
-        let now = Instant::now();
-        let is_spare = |entry: &Entry| entry.is_idle() && now.duration_since(entry.used) >= self.limits.spare_after;
-        let own = entries.iter().filter(|(name, entry)| name.client == client && is_spare(entry));
-        let oldest = own.min_by_key(|(_, entry)| entry.used).map(|(name, _)| *name);
-        oldest.is_some_and(|oldest| entries.remove(&oldest).is_some())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionName, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionName, Slot>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the session is open, or a call runs or waits.
+fn is_used(slot: &Slot) -> bool {
+    Arc::strong_count(slot) > 1
+        || slot.try_lock().map_or(true, |session| session.as_ref().is_some_and(BlockSession::is_open))
 }
 
 fn unknown(id: u64) -> KwaaiFailure {
@@ -158,9 +85,17 @@ fn failure_of(refusal: &Refusal) -> KwaaiFailure {
     match refusal {
         Refusal::WarmingUp => KwaaiFailure::WarmingUp(": the weights of the block are loading".to_owned()),
         Refusal::Rebuilding => KwaaiFailure::WarmingUp(": the block is being rebuilt".to_owned()),
-        Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } => KwaaiFailure::AtCapacity,
+        Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } | Refusal::Busy => KwaaiFailure::AtCapacity,
         Refusal::Draining | Refusal::TooLong { .. } | Refusal::Layers { .. } | Refusal::Ended => {
             KwaaiFailure::Refused(refusal.to_string())
         }
+    }
+}
+
+/// Why rows of a session were not run.
+pub(super) fn run_failure(error: &RunError) -> KwaaiFailure {
+    match error {
+        RunError::NoTokens { .. } | RunError::Busy => KwaaiFailure::AtCapacity,
+        error => KwaaiFailure::Refused(error.to_string()),
     }
 }

@@ -6,13 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use swarm::PeerId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::WAITING_KIB_PER_PEER_MAX;
 use super::push::LINKS_PER_CLIENT_MAX;
+use super::{READING_KIB_PER_PEER_MAX, WAITING_KIB_PER_PEER_MAX};
 
 /// Streams of all clients and peers.
 pub const STREAMS_MAX: usize = 1024;
 /// Streams of one client or peer.
 pub const STREAMS_PER_PEER_MAX: usize = 8;
+
+/// Frames of this size are read at once, and their memory is kept for the next ones.
+pub(super) const SMALL_FRAME_BYTES: usize = 64 << 10;
 
 /// Memory for something that waits: a part of what all have, and a part of what the one who sent it has.
 pub(super) type WaitingPermits = [Option<OwnedSemaphorePermit>; 2];
@@ -24,6 +27,8 @@ struct Account {
     streams: usize,
     /// What waits, in KiB.
     waiting: Arc<Semaphore>,
+    /// What is being read, in KiB.
+    reading: Arc<Semaphore>,
     /// Connections to next peers.
     links: Arc<Semaphore>,
 }
@@ -33,6 +38,8 @@ pub(super) struct StreamPlace {
     pub peer: PeerId,
     /// What waits of the peer's, in KiB.
     pub waiting: Arc<Semaphore>,
+    /// What is being read of the peer's, in KiB.
+    reading: Arc<Semaphore>,
     /// Connections to next peers that the peer may still cause.
     pub links: Arc<Semaphore>,
     accounts: Arc<Mutex<HashMap<PeerId, Account>>>,
@@ -51,8 +58,8 @@ impl StreamPlaces {
             return None;
         }
         account.streams += 1;
-        let (waiting, links) = (Arc::clone(&account.waiting), Arc::clone(&account.links));
-        Some(StreamPlace { peer, waiting, links, accounts: Arc::clone(&self.0) })
+        let [waiting, reading, links] = [&account.waiting, &account.reading, &account.links].map(Arc::clone);
+        Some(StreamPlace { peer, waiting, reading, links, accounts: Arc::clone(&self.0) })
     }
 
     pub fn streams(&self) -> usize {
@@ -71,9 +78,24 @@ impl Account {
 
 impl Default for Account {
     fn default() -> Self {
-        let [waiting, links] =
-            [WAITING_KIB_PER_PEER_MAX, LINKS_PER_CLIENT_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Self { streams: 0, waiting, links }
+        let [waiting, reading, links] = [WAITING_KIB_PER_PEER_MAX, READING_KIB_PER_PEER_MAX, LINKS_PER_CLIENT_MAX]
+            .map(|max| Arc::new(Semaphore::new(max)));
+        Self { streams: 0, waiting, reading, links }
+    }
+}
+
+impl StreamPlace {
+    /// Waits until a frame with so many bytes may be read; what is small needs no permission. `all`: what all read, in KiB. The
+    /// caller limits the wait, and keeps the permits while it has the frame.
+    pub async fn read(&self, all: &Arc<Semaphore>, bytes: usize) -> WaitingPermits {
+        if bytes <= SMALL_FRAME_BYTES {
+            return [None, None];
+        }
+        // A frame that is longer than all of the peer's memory is read alone.
+        let kib = bytes.div_ceil(1024).min(READING_KIB_PER_PEER_MAX) as u32;
+        // The peer's own first: while it waits for these, others are not kept waiting.
+        let own = Arc::clone(&self.reading).acquire_many_owned(kib).await.ok();
+        [Arc::clone(all).acquire_many_owned(kib).await.ok(), own]
     }
 }
 
@@ -133,6 +155,22 @@ mod tests {
         assert!(places.take(peer(STREAMS_MAX)).is_none());
         held.pop();
         assert!(places.take(peer(STREAMS_MAX)).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_peer_reads_large_frames_within_its_part() {
+        let all = Arc::new(Semaphore::new(super::super::READING_KIB_MAX));
+        let places = StreamPlaces::default();
+        let [place, same] = [(); 2].map(|()| places.take(peer(1)).unwrap());
+        let other = places.take(peer(2)).unwrap();
+        let large = place.read(&all, READING_KIB_PER_PEER_MAX << 11).await;
+        let mut next = std::pin::pin!(same.read(&all, SMALL_FRAME_BYTES + 1));
+        let is_waiting = tokio::select! { biased; _ = &mut next => false, () = std::future::ready(()) => true };
+        assert!(is_waiting, "the peer's other streams wait for its part");
+        assert!(same.read(&all, SMALL_FRAME_BYTES).await.iter().all(Option::is_none), "small frames do not");
+        assert!(other.read(&all, SMALL_FRAME_BYTES + 1).await.iter().all(Option::is_some));
+        drop(large);
+        assert!(next.await.iter().all(Option::is_some));
     }
 
     #[test]

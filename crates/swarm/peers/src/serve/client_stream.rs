@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tracing::debug;
 
@@ -13,7 +13,7 @@ use super::account::{StreamPlace, WaitingPermits, reserve};
 use super::push::PushPermit;
 use super::session::{self, Job, SessionContext};
 use crate::dial::BoxedStream;
-use crate::wire::{FailureKind, FrameError, PushKey, Reply, Request, Run, read_frame, write_frame};
+use crate::wire::{FailureKind, FrameError, PushKey, Reply, Request, Run, write_frame};
 
 /// Runs of one session that wait.
 pub const RUNS_WAITING_MAX: usize = 64;
@@ -33,10 +33,10 @@ struct Session {
 }
 
 impl Session {
-    fn set_accepts(&mut self, server: &Server, key: Option<PushKey>) {
+    fn set_accepts(&mut self, server: &Server, waiting: &Arc<Semaphore>, key: Option<PushKey>) {
         // A key that it has already stays, also while it is told again.
         if self.accepts.as_ref().map(PushPermit::key) != key {
-            self.accepts = key.and_then(|key| server.pushes.insert(key, self.jobs.clone()));
+            self.accepts = key.and_then(|key| server.pushes.insert(key, self.jobs.clone(), Arc::clone(waiting)));
         }
     }
 }
@@ -64,8 +64,8 @@ pub(super) async fn serve(server: &Arc<Server>, place: &StreamPlace, stream: Box
 }
 
 async fn send(mut replies: mpsc::Receiver<WaitingReply>, mut to: impl AsyncWrite + Unpin) -> Result<(), FrameError> {
-    let mut body = Vec::new();
     while let Some((reply, _waiting)) = replies.recv().await {
+        let mut body = Vec::new();
         let kind = reply.encode(&mut body);
         write_frame(&mut to, kind, &body).await?;
     }
@@ -81,7 +81,7 @@ async fn receive(
     let mut sessions: HashMap<u64, Session> = HashMap::new();
     let mut body = Vec::new();
     loop {
-        let kind = read_frame(&mut from, server.body_bytes_max(), &mut body).await?;
+        let (kind, _reading) = server.read_frame(place, &mut from, &mut body).await?;
         let failed = match Request::decode(kind, &body)? {
             Request::Open(open) => {
                 sessions.retain(|_, session| !session.task.is_finished());
@@ -92,9 +92,12 @@ async fn receive(
                     Some((number, FailureKind::Refused, "the stream has too many sessions"))
                 } else {
                     let (jobs, received) = mpsc::channel(RUNS_WAITING_MAX);
-                    let accepts = open.accepts.and_then(|key| server.pushes.insert(key, jobs.clone()));
+                    let waiting = Arc::clone(&place.waiting);
+                    let accept = |key| server.pushes.insert(key, jobs.clone(), Arc::clone(&waiting));
+                    let accepts = open.accepts.and_then(accept);
                     let (links, replies) = (Arc::clone(&place.links), replies.clone());
-                    let context = SessionContext { server: Arc::clone(server), peer: place.peer, links, replies };
+                    let (server, peer) = (Arc::clone(server), place.peer);
+                    let context = SessionContext { server, peer, links, waiting, replies };
                     let task = tokio::spawn(session::run(context, open, received));
                     sessions.insert(number, Session { jobs, accepts, task });
                     None
@@ -115,7 +118,7 @@ async fn receive(
             }
             Request::Route { session, accepts, next } => match sessions.get_mut(&session) {
                 Some(own) => {
-                    own.set_accepts(server, accepts);
+                    own.set_accepts(server, &place.waiting, accepts);
                     let jobs = own.jobs.clone();
                     send_job(&mut sessions, session, jobs, Job::Route { next })
                 }

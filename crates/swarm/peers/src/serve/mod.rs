@@ -1,8 +1,8 @@
 //! Serves blocks to clients over streams, and passes rows on to the next peers of chains.
 //!
 //! A client has one stream, with all of its sessions. Each session is a task: it runs what comes, in order, passes it on, and
-//! replies. Memory for what waits, to be run or to be sent, is limited per client and in all; so are streams, sessions and
-//! connections to next peers. A stream that is not read is closed.
+//! replies. Memory for what is read and for what waits, to be run, to be sent or to be passed on, is limited per client and in all;
+//! so are streams, sessions and connections to next peers. A stream that is not read is closed.
 
 mod account;
 mod client_stream;
@@ -13,13 +13,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use swarm::{ModelDigest, PeerId};
+use tokio::io::AsyncRead;
 use tokio::sync::Semaphore;
 use tracing::debug;
 
 use crate::block::BlockHandle;
 use crate::dial::{BoxedStream, Dial};
-use crate::wire::body_bytes_max;
-use account::StreamPlaces;
+use crate::wire::{FrameError, body_bytes_max, read_head};
+use account::{SMALL_FRAME_BYTES, StreamPlace, StreamPlaces, WaitingPermits};
 use push::{PushLinks, PushTable};
 
 pub use account::{STREAMS_MAX, STREAMS_PER_PEER_MAX};
@@ -30,6 +31,10 @@ pub use push::LINKS_PER_CLIENT_MAX;
 pub const WAITING_KIB_MAX: usize = 1 << 20;
 /// The same, of one client or peer.
 pub const WAITING_KIB_PER_PEER_MAX: usize = 128 << 10;
+/// Large frames that are being read, in all, in KiB.
+pub const READING_KIB_MAX: usize = 512 << 10;
+/// The same, of one client or peer.
+pub const READING_KIB_PER_PEER_MAX: usize = 32 << 10;
 
 /// The blocks that this process serves. Clones are the same server.
 #[derive(Clone)]
@@ -41,6 +46,7 @@ struct Server {
     links: PushLinks,
     places: StreamPlaces,
     waiting: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
 }
 
 impl BlockServer {
@@ -51,6 +57,7 @@ impl BlockServer {
             links: PushLinks::new(dial),
             places: StreamPlaces::default(),
             waiting: Arc::new(Semaphore::new(WAITING_KIB_MAX)),
+            reading: Arc::new(Semaphore::new(READING_KIB_MAX)),
         }))
     }
 
@@ -101,6 +108,23 @@ impl BlockServer {
 }
 
 impl Server {
+    /// Replaces `body` with that of a peer's next frame, and returns its kind and the memory that is free when the body is not needed any
+    /// more.
+    async fn read_frame(
+        &self,
+        place: &StreamPlace,
+        from: &mut (impl AsyncRead + Unpin),
+        body: &mut Vec<u8>,
+    ) -> Result<(u8, WaitingPermits), FrameError> {
+        if body.capacity() > SMALL_FRAME_BYTES {
+            *body = Vec::new();
+        }
+        let head = read_head(from, self.body_bytes_max()).await?;
+        let reading = head.within(place.read(&self.reading, head.bytes)).await?;
+        head.read_body(from, body).await?;
+        Ok((head.kind, reading))
+    }
+
     /// The longest body of a frame, for the largest of the blocks.
     fn body_bytes_max(&self) -> usize {
         let blocks = self.blocks.read().unwrap_or_else(PoisonError::into_inner);

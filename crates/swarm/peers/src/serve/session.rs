@@ -30,6 +30,8 @@ pub(super) struct SessionContext {
     pub peer: PeerId,
     /// Connections to next peers that the client may still cause.
     pub links: Arc<Semaphore>,
+    /// What waits of the client's, in KiB.
+    pub waiting: Arc<Semaphore>,
     pub replies: mpsc::Sender<WaitingReply>,
 }
 
@@ -43,7 +45,7 @@ pub(super) async fn run(context: SessionContext, open: Open, mut jobs: mpsc::Rec
 
 /// Returns why the session ended, unless the client closed it.
 async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<Job>) -> Option<(FailureKind, String)> {
-    let SessionContext { server, peer, links, replies } = context;
+    let SessionContext { server, peer, links, replies, .. } = context;
     let Open { session: number, model, layers, is_last, tokens_max, mut next, .. } = open;
     let blocks = server.blocks.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&model).cloned();
     let Some(block) = blocks else {
@@ -72,7 +74,7 @@ async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<J
             }
             Job::Run { run, is_pushed, waiting } => {
                 let is_silent = run.is_silent;
-                match run_one(server, &mut session, next.as_ref(), is_last, run).await {
+                match run_one(context, &mut session, next.as_ref(), is_last, run).await {
                     Ok(returned) => {
                         // From now on the client carries the rows, so that they stay in order.
                         if returned.passed_on.is_none() && !is_silent {
@@ -93,7 +95,7 @@ async fn serve(context: &SessionContext, open: Open, jobs: &mut mpsc::Receiver<J
 }
 
 async fn run_one(
-    server: &Server,
+    context: &SessionContext,
     session: &mut BlockSession,
     next: Option<&Next>,
     is_last: bool,
@@ -119,7 +121,8 @@ async fn run_one(
     let passed_on = match next.filter(|_| !is_silent) {
         Some(next) => {
             let run = Run { run: number, position, phase, state_rows, is_silent, activations: states };
-            let is_sent = server.links.send(next, &run);
+            let SessionContext { server, waiting, .. } = context;
+            let is_sent = server.links.send(next, &run, [&server.waiting, waiting]);
             states = run.activations;
             is_sent.then_some(next.key)
         }
@@ -132,9 +135,11 @@ fn refused(refusal: &Refusal) -> FailureKind {
     match refusal {
         Refusal::WarmingUp | Refusal::Rebuilding => FailureKind::WarmingUp,
         Refusal::TooLong { .. } | Refusal::Layers { .. } => FailureKind::Misuse,
-        Refusal::Draining | Refusal::TooManySessions { .. } | Refusal::NoTokens { .. } | Refusal::Ended => {
-            FailureKind::Refused
-        }
+        Refusal::Draining
+        | Refusal::TooManySessions { .. }
+        | Refusal::NoTokens { .. }
+        | Refusal::Busy
+        | Refusal::Ended => FailureKind::Refused,
     }
 }
 
@@ -142,6 +147,7 @@ fn failed(error: &RunError) -> FailureKind {
     match error {
         // New sessions are refused in the same way until it is rebuilt.
         RunError::Lost => FailureKind::WarmingUp,
+        RunError::Busy | RunError::NoTokens { .. } => FailureKind::Refused,
         error if error.is_misuse() => FailureKind::Misuse,
         _ => FailureKind::Ended,
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::WireError;
 
@@ -30,36 +30,58 @@ pub enum FrameError {
     Wire(#[from] WireError),
 }
 
+/// The beginning of a frame that has begun to come.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameHead {
+    pub kind: u8,
+    /// Of its body.
+    pub bytes: usize,
+    deadline: Instant,
+}
+
 /// Replaces `body` with the next frame's, of at most `max` bytes, and returns its kind. It waits for a frame for any time, but
 /// a frame that has begun has to end. [`FrameError::Closed`] between two frames is an orderly end.
 pub async fn read_frame(from: &mut (impl AsyncRead + Unpin), max: usize, body: &mut Vec<u8>) -> Result<u8, FrameError> {
-    let mut header = [0; HEADER_BYTES];
-    let first = from.read(&mut header[..1]).await?;
-    if first == 0 {
-        return Err(FrameError::Closed);
-    }
-    timeout(FRAME_TIME_MAX, read_rest(from, header, max, body)).await.map_err(|_| FrameError::TooSlow)?
+    let head = read_head(from, max).await?;
+    head.read_body(from, body).await?;
+    Ok(head.kind)
 }
 
-async fn read_rest(
-    from: &mut (impl AsyncRead + Unpin),
-    mut header: [u8; HEADER_BYTES],
-    max: usize,
-    body: &mut Vec<u8>,
-) -> Result<u8, FrameError> {
-    from.read_exact(&mut header[1..]).await?;
+/// The same for the beginning alone, before memory is needed for the rest.
+pub async fn read_head(from: &mut (impl AsyncRead + Unpin), max: usize) -> Result<FrameHead, FrameError> {
+    let mut header = [0; HEADER_BYTES];
+    if from.read(&mut header[..1]).await? == 0 {
+        return Err(FrameError::Closed);
+    }
+    let deadline = Instant::now() + FRAME_TIME_MAX;
+    timeout_at(deadline, from.read_exact(&mut header[1..])).await.map_err(|_| FrameError::TooSlow)??;
     let [a, b, c, d, kind] = header;
     let bytes = u32::from_le_bytes([a, b, c, d]) as usize;
     if bytes > max {
         return Err(FrameError::TooLong { bytes, max });
     }
-    body.clear();
-    while body.len() < bytes {
-        let start = body.len();
-        body.resize(bytes.min(start + CHUNK_BYTES), 0);
-        from.read_exact(&mut body[start..]).await?;
+    Ok(FrameHead { kind, bytes, deadline })
+}
+
+impl FrameHead {
+    /// Waits for something within the time of the frame.
+    pub async fn within<T>(&self, wait: impl Future<Output = T>) -> Result<T, FrameError> {
+        timeout_at(self.deadline, wait).await.map_err(|_| FrameError::TooSlow)
     }
-    Ok(kind)
+
+    /// Replaces `body` with the frame's.
+    pub async fn read_body(&self, from: &mut (impl AsyncRead + Unpin), body: &mut Vec<u8>) -> Result<(), FrameError> {
+        let read = async {
+            body.clear();
+            while body.len() < self.bytes {
+                let start = body.len();
+                body.resize(self.bytes.min(start + CHUNK_BYTES), 0);
+                from.read_exact(&mut body[start..]).await?;
+            }
+            Ok(())
+        };
+        self.within(read).await?
+    }
 }
 
 pub async fn write_frame(to: &mut (impl AsyncWrite + Unpin), kind: u8, body: &[u8]) -> Result<(), FrameError> {

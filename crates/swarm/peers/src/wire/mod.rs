@@ -14,7 +14,7 @@ mod tests;
 
 pub use activations::{Activations, Encoding};
 pub use cluster::wire::WireError;
-pub use frame::{FrameError, read_frame, write_frame};
+pub use frame::{FrameError, FrameHead, read_frame, read_head, write_frame};
 pub use reply::{FailureKind, Reply, Returned};
 pub use request::{Next, Open, PushKey, Request, Run};
 

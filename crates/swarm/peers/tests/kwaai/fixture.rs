@@ -68,8 +68,10 @@ impl Model {
         self.checkpoint.description().vocab
     }
 
-    pub fn stage(&self, layers: LayerRange) -> Stage<CpuBackend> {
-        Stage::load(backend(), &self.checkpoint, &OPTIONS, layers, &mut |_| {}).unwrap()
+    /// With so many pages of K/V.
+    pub fn stage(&self, layers: LayerRange, kv_pages: usize) -> Stage<CpuBackend> {
+        let options = LoadOptions { limits: Limits { kv_pages, ..LIMITS }, ..OPTIONS };
+        Stage::load(backend(), &self.checkpoint, &options, layers, &mut |_| {}).unwrap()
     }
 
     pub fn embedding_and_head(&self) -> EmbeddingAndHead<CpuBackend> {
@@ -125,14 +127,27 @@ pub fn layers(start: u32, end: u32) -> LayerRange {
     LayerRange::new(start, end).unwrap()
 }
 
+/// What a block has room for.
+#[derive(Clone, Copy)]
+pub struct Room {
+    pub kv_pages: usize,
+    pub limits: BlockLimits,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { kv_pages: LIMITS.kv_pages, limits: BlockLimits::default() }
+    }
+}
+
 /// A block of a model that serves.
 pub fn block(model: &Model, range: LayerRange) -> BlockHandle {
     let block = BlockHandle::warming_up();
-    serve_block(&block, model, range);
+    serve_block(&block, model, range, Room::default());
     block
 }
 
-pub fn serve_block(block: &BlockHandle, model: &Model, layers: LayerRange) {
+pub fn serve_block(block: &BlockHandle, model: &Model, layers: LayerRange, room: Room) {
     let shape = BlockShape {
         layers,
         has_parts: false,
@@ -140,14 +155,26 @@ pub fn serve_block(block: &BlockHandle, model: &Model, layers: LayerRange) {
         positions_max: LIMITS.positions,
         rows_max: LIMITS.step.rows,
     };
-    block.serve(Box::new(model.stage(layers)), shape, BlockLimits::default()).unwrap();
+    block.serve(Box::new(model.stage(layers, room.kv_pages)), shape, room.limits).unwrap();
 }
 
 /// Our server of a block.
 pub fn kwaai_server(model: &Model, range: LayerRange, limits: KwaaiLimits) -> KwaaiServer {
-    let server = KwaaiServer::new(block(model, range), model.layers() as usize, limits);
+    kwaai_server_with(model, range, limits, Room::default()).1
+}
+
+/// The same of a block that has other room, and its block.
+pub fn kwaai_server_with(
+    model: &Model,
+    range: LayerRange,
+    limits: KwaaiLimits,
+    room: Room,
+) -> (BlockHandle, KwaaiServer) {
+    let block = BlockHandle::warming_up();
+    serve_block(&block, model, range, room);
+    let server = KwaaiServer::new(block.clone(), model.layers() as usize, limits);
     server.set_embed_and_head(model.embedding_and_head());
-    server
+    (block, server)
 }
 
 /// Serves on the loopback addresses until the runtime ends.

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use peers::block::Client;
-use peers::kwaai::{CallLimits, KwaaiLimits, KwaaiStreamError, SessionLimits};
+use peers::block::{BlockLimits, Client};
+use peers::kwaai::{CallLimits, KwaaiLimits, KwaaiStreamError};
 use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
-use super::fixture::{FORMS, Model, kwaai_server, layers, listen};
+use super::fixture::{FORMS, Model, Room, kwaai_server, kwaai_server_with, layers, listen};
 use testing::kwaai_programs::{python, run};
 use testing::needs;
 
@@ -22,12 +22,11 @@ async fn attacks_are_refused_and_an_honest_peer_is_served_after_each() {
     // The program waits until connections that say nothing are ended.
     let limits = KwaaiLimits {
         calls: CallLimits { calls_per_client_max, ..CallLimits::default() },
-        // The honest peer begins many sessions too, and nobody closes any.
-        sessions: SessionLimits { sessions_per_client_max, session_tokens_max: 64, ..SessionLimits::default() },
         call_budget: Duration::from_secs(5),
     };
+    let room = Room { limits: BlockLimits { sessions_per_client_max, ..BlockLimits::default() }, ..Room::default() };
     for form in FORMS {
-        let address = listen(kwaai_server(&model, layers(0, 2), limits), form).await.to_string();
+        let address = listen(kwaai_server_with(&model, layers(0, 2), limits, room).1, form).await.to_string();
         let mut attack = python("attack.py");
         attack.args(["--server", &address, "--hidden", &model.hidden().to_string()]).args(form.argument());
         attack.args(["--sessions", &sessions_per_client_max.to_string(), "--calls", &calls_per_client_max.to_string()]);

@@ -4,14 +4,16 @@ use kwaai::{
     CallId, FRAME_BYTES_MAX, KwaaiFailure, KwaaiInput, KwaaiReply, KwaaiRequest, KwaaiTensor, call_frame, frame_header,
     read_reply,
 };
-use peers::block::{BlockHandle, Client};
-use peers::kwaai::{KwaaiLimits, KwaaiServer, SessionLimits};
+use peers::block::{BlockHandle, BlockLimits, Client};
+use peers::kwaai::{KwaaiLimits, KwaaiServer};
 use std::net::IpAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use types::TokenId;
 
-use super::fixture::{FORMS, Form, Model, TOLERANCE, distance, kwaai_server, layers, listen, serve_block};
+use super::fixture::{
+    FORMS, Form, Model, Room, TOLERANCE, distance, kwaai_server, kwaai_server_with, layers, listen, serve_block,
+};
 use testing::kwaai_programs::generate;
 use testing::needs;
 
@@ -63,6 +65,31 @@ async fn a_prompt_in_parts_and_calls_that_come_twice_change_no_token() {
     }
 }
 
+/// A coordinator begins a session for each answer and closes none. There is room for a few.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_one_after_the_other_are_never_refused() {
+    if !needs::python() {
+        return;
+    }
+    let model = Model::open("qwen3/model-f32");
+    let prompts = ["mid", "short", "len1"].map(|name| model.prompt(name));
+    let expected = prompts.clone().map(|prompt| model.greedy(&prompt, TOKENS).0);
+    let pages = prompts[0].len() + TOKENS;
+    let room = Room { kv_pages: 4 * pages.div_ceil(32), ..Room::default() };
+    for form in FORMS {
+        let mut shards = Vec::new();
+        for range in [layers(0, 2), layers(2, 4)] {
+            shards.push(listen(kwaai_server_with(&model, range, KwaaiLimits::default(), room).1, form).await);
+        }
+        let answers: Vec<_> = prompts.iter().cloned().cycle().take(50).collect();
+        let generated = generate(&shards, &[form.argument(), &["--bin"]].concat(), &answers, TOKENS).await;
+        assert_eq!(generated.len(), 50);
+        for (generated, expected) in generated.iter().zip(expected.iter().cycle()) {
+            assert_eq!(generated.tokens, *expected, "{form:?}");
+        }
+    }
+}
+
 const CALL: CallId = CallId([7; 16]);
 
 fn client(last: u8) -> Client {
@@ -100,7 +127,7 @@ async fn a_block_that_loads_is_warming_up() {
     let server = KwaaiServer::new(block.clone(), 4, KwaaiLimits::default());
     let warming_up = async || call(&server, client(1), &tokens(1, 0, &[5])).await;
     assert!(matches!(warming_up().await, Some(KwaaiFailure::WarmingUp(_))));
-    serve_block(&block, &model, layers(0, 2));
+    serve_block(&block, &model, layers(0, 2), Room::default());
     assert!(matches!(warming_up().await, Some(KwaaiFailure::WarmingUp(_))));
     // Hidden states need neither.
     let tensor = KwaaiTensor::of_rows(&[0.5; 64], 64).unwrap();
@@ -122,60 +149,94 @@ async fn tokens_need_the_first_block() {
     assert_eq!(failure, Some(KwaaiFailure::NoSuchBlock(KwaaiFailure::not_first(1).to_string())));
 }
 
-fn with_sessions(limits: SessionLimits) -> KwaaiServer {
-    let limits = KwaaiLimits { sessions: limits, ..KwaaiLimits::default() };
-    kwaai_server(&Model::open("qwen3/model-f32"), layers(0, 1), limits)
+/// A server with room for so many pages.
+fn with_room(kv_pages: usize, limits: BlockLimits) -> (BlockHandle, KwaaiServer) {
+    let model = Model::open("qwen3/model-f32");
+    kwaai_server_with(&model, layers(0, 1), KwaaiLimits::default(), Room { kv_pages, limits })
+}
+
+fn is_unknown(failure: Option<&KwaaiFailure>) -> bool {
+    matches!(failure, Some(KwaaiFailure::Refused(why)) if why.contains("not known here"))
 }
 
 #[tokio::test]
 async fn a_session_that_is_not_used_is_forgotten() {
-    let server = with_sessions(SessionLimits { idle: Duration::ZERO, ..SessionLimits::default() });
+    let (block, server) = with_room(8, BlockLimits { idle: Duration::from_secs(2), ..BlockLimits::default() });
     assert_eq!(call(&server, client(1), &tokens(1, 0, &[5])).await, None);
-    let failure = call(&server, client(1), &tokens(1, 1, &[5])).await;
-    assert!(matches!(&failure, Some(KwaaiFailure::Refused(why)) if why.contains("not known here")), "{failure:?}");
+    while block.stats().sessions > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(is_unknown(call(&server, client(1), &tokens(1, 1, &[5])).await.as_ref()));
     assert_eq!(call(&server, client(1), &tokens(2, 0, &[5])).await, None);
 }
 
 #[tokio::test]
 async fn a_client_that_is_full_loses_its_own_oldest_session_and_nobody_elses() {
-    let limits = SessionLimits { sessions_max: 3, sessions_per_client_max: 2, ..SessionLimits::default() };
-    let spare = with_sessions(SessionLimits { spare_after: Duration::ZERO, ..limits });
-    for server in [&with_sessions(limits), &spare] {
-        for (client, session) in [(client(1), 1), (client(1), 2), (client(2), 1)] {
-            assert_eq!(call(server, client, &tokens(session, 0, &[5])).await, None);
-        }
-        // All are in use, and this client has none to spare.
-        assert_eq!(call(server, client(3), &tokens(1, 0, &[5])).await, Some(KwaaiFailure::AtCapacity));
+    let limits = BlockLimits { sessions_max: 3, sessions_per_client_max: 2, ..BlockLimits::default() };
+    let (_, server) = with_room(8, limits);
+    for (client, session) in [(client(1), 1), (client(1), 2), (client(2), 1)] {
+        assert_eq!(call(&server, client, &tokens(session, 0, &[5])).await, None);
     }
-    let keeps = with_sessions(SessionLimits { sessions_max: 9, ..limits });
-    for session in [1, 2] {
-        assert_eq!(call(&keeps, client(1), &tokens(session, 0, &[5])).await, None);
-    }
-    assert_eq!(call(&keeps, client(1), &tokens(3, 0, &[5])).await, Some(KwaaiFailure::AtCapacity));
+    // All were used just now, and this client has none.
+    assert_eq!(call(&server, client(3), &tokens(1, 0, &[5])).await, Some(KwaaiFailure::AtCapacity));
     // Its first session is the oldest.
-    assert_eq!(call(&spare, client(1), &tokens(3, 0, &[5])).await, None);
-    assert!(matches!(call(&spare, client(1), &tokens(1, 1, &[5])).await, Some(KwaaiFailure::Refused(_))));
+    assert_eq!(call(&server, client(1), &tokens(3, 0, &[5])).await, None);
+    assert!(is_unknown(call(&server, client(1), &tokens(1, 1, &[5])).await.as_ref()));
     for (client, session) in [(client(1), 2), (client(2), 1), (client(1), 3)] {
-        assert_eq!(call(&spare, client, &tokens(session, 1, &[5])).await, None);
+        assert_eq!(call(&server, client, &tokens(session, 1, &[5])).await, None);
     }
 }
 
 #[tokio::test]
+async fn a_client_without_a_session_gets_the_room_of_the_one_that_has_the_most() {
+    let limits = BlockLimits { evict_after: Duration::ZERO, tokens_per_client_percent: 100, ..BlockLimits::default() };
+    let (block, server) = with_room(8, limits);
+    // Client 1 used its sessions after client 2 did, but it has more.
+    for (client, session) in [(client(2), 1), (client(1), 1), (client(1), 2), (client(1), 3)] {
+        assert_eq!(call(&server, client, &tokens(session, 0, &[5; 40])).await, None);
+    }
+    assert_eq!(block.stats().tokens_free, 0);
+    assert_eq!(call(&server, client(3), &tokens(1, 0, &[5])).await, None);
+    assert!(is_unknown(call(&server, client(1), &tokens(1, 40, &[5])).await.as_ref()));
+    // One that reserves all of its tokens when it is opened gets room too.
+    let native = block.open(client(4), layers(0, 1), 60).await.unwrap();
+    assert!(is_unknown(call(&server, client(1), &tokens(2, 40, &[5])).await.as_ref()));
+    for (client, session, position) in [(client(2), 1, 40), (client(1), 3, 40), (client(3), 1, 1)] {
+        assert_eq!(call(&server, client, &tokens(session, position, &[5])).await, None, "{client:?}");
+    }
+    drop(native);
+}
+
+#[tokio::test]
+async fn a_session_has_the_room_that_it_uses() {
+    let (block, server) = with_room(8, BlockLimits::default());
+    let free = || block.stats().tokens_free;
+    let all = free();
+    assert_eq!(call(&server, client(1), &tokens(1, 0, &[5; 32])).await, None);
+    assert_eq!(free(), all - 32);
+    assert_eq!(call(&server, client(1), &tokens(1, 32, &[5])).await, None);
+    assert_eq!(free(), all - 64);
+    // Rows that are run again need no more.
+    assert_eq!(call(&server, client(1), &tokens(1, 0, &[5; 33])).await, None);
+    assert_eq!(free(), all - 64);
+    let other = block.open(client(2), layers(0, 1), all - 64).await.unwrap();
+    assert_eq!(call(&server, client(1), &tokens(1, 33, &[5; 32])).await, Some(KwaaiFailure::AtCapacity));
+    // It is as it was, and goes on when there is room.
+    assert_eq!(call(&server, client(1), &tokens(1, 33, &[5; 31])).await, None);
+    drop(other);
+    assert_eq!(call(&server, client(1), &tokens(1, 64, &[5; 64])).await, None);
+    assert_eq!(free(), all - 128);
+}
+
+#[tokio::test]
 async fn sessions_that_fill_the_blocks_cache_make_room_for_new_ones_of_their_client() {
-    // A session takes 400 tokens, and a client may reserve half of 256 pages of 32.
-    let (spare_after, sessions_per_client_max) = (Duration::ZERO, 64);
-    let server = with_sessions(SessionLimits { spare_after, sessions_per_client_max, ..SessionLimits::default() });
-    for session in 0..30 {
-        assert_eq!(call(&server, client(1), &tokens(session, 0, &[5])).await, None, "{session}");
+    let (block, server) = with_room(8, BlockLimits::default());
+    // A client's only session may have all; of several, half.
+    assert_eq!(call(&server, client(1), &tokens(0, 0, &[5; 250])).await, None);
+    for session in 1..30 {
+        assert_eq!(call(&server, client(1), &tokens(session, 0, &[5; 40])).await, None, "{session}");
     }
-    let server = with_sessions(SessionLimits { sessions_per_client_max, ..SessionLimits::default() });
-    let mut failures = Vec::new();
-    for session in 0..30 {
-        failures.extend(call(&server, client(1), &tokens(session, 0, &[5])).await);
-    }
-    assert!(
-        !failures.is_empty() && failures.iter().all(|failure| *failure == KwaaiFailure::AtCapacity),
-        "{failures:?}"
-    );
-    assert_eq!(call(&server, client(2), &tokens(0, 0, &[5])).await, None);
+    assert_eq!((block.stats().sessions, block.stats().tokens_free), (2, 128));
+    assert_eq!(call(&server, client(2), &tokens(0, 0, &[5; 128])).await, None);
+    assert_eq!(call(&server, client(1), &tokens(29, 40, &[5])).await, None);
 }

@@ -3,6 +3,8 @@
 
 mod attacker;
 mod floods;
+mod gated;
+mod hoarder;
 mod hostile;
 mod hostile_peers;
 mod loss;

@@ -16,6 +16,7 @@ use swarm::{ModelDigest, PeerId};
 use tokio::runtime::Handle;
 use types::{LayerRange, TokenId};
 
+use crate::gated::{Gate, GatedStage};
 use crate::lying::LyingStage;
 use crate::network::Network;
 
@@ -61,6 +62,14 @@ impl Model {
         let stage = LyingStage(self.stage(layers));
         block.serve(Box::new(stage), self.shape(layers), BlockLimits::default()).unwrap();
         block
+    }
+
+    /// A block whose steps end when a test lets them.
+    pub fn gated_block(&self, layers: LayerRange, limits: BlockLimits) -> (BlockHandle, Arc<Gate>) {
+        let (block, gate) = (BlockHandle::warming_up(), Arc::<Gate>::default());
+        let stage = GatedStage { stage: self.stage(layers), gate: Arc::clone(&gate) };
+        block.serve(Box::new(stage), self.shape(layers), limits).unwrap();
+        (block, gate)
     }
 
     /// Loads the weights of a block.

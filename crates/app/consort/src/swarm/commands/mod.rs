@@ -1,5 +1,6 @@
 //! `consort swarm`: lends this machine to a swarm, uses one, and shows one.
 
+mod listening;
 mod loader;
 mod monitor;
 mod serve;

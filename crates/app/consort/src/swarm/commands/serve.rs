@@ -20,6 +20,7 @@ use super::super::kwaai::{AnnouncedBlock, KwaaiSlot};
 use super::super::kwaai_options::{KwaaiServerOptions, layer_range};
 use super::super::model_digest::model_digest;
 use super::super::options::SwarmClientOptions;
+use super::listening::{default_addresses, default_identity};
 use super::loader::Loader;
 use super::monitor::BlockHostMonitor;
 use crate::commands::ranks::{is_shutting_down, watch_signals};
@@ -50,9 +51,9 @@ pub struct SwarmServeArgs {
     /// The layers to serve, such as 8..16 [default: those that the swarm needs most]
     #[arg(long, value_name = "FIRST..END", value_parser = ValueParser::new(layer_range))]
     layers: Option<LayerRange>,
-    /// Address to listen on; can be repeated
+    /// Address to listen on; can be repeated [default: /ip4/0.0.0.0/tcp/4101 and /ip4/0.0.0.0/udp/4101/quic-v1, or the next port that
+    /// is free]
     #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
-    #[arg(default_values = ["/ip4/0.0.0.0/tcp/4101", "/ip4/0.0.0.0/udp/4101/quic-v1"])]
     listen: Vec<Multiaddr>,
     /// Address at which others reach this machine, where it cannot find out itself
     #[arg(long, value_name = "MULTIADDRESS", value_delimiter = ',')]
@@ -60,7 +61,8 @@ pub struct SwarmServeArgs {
     /// Carry connections of peers that cannot be reached
     #[arg(long)]
     relay: bool,
-    /// File with this machine's identity; made if it is missing [default: swarm.key in consort's configuration folder]
+    /// File with this machine's identity; made if it is missing [default: swarm.key in consort's configuration folder, or swarm-2.key
+    /// and so on if another process uses it]
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     /// Memory that layers may take, such as 8G [default: what is free]
@@ -124,16 +126,20 @@ impl SwarmServeArgs {
             Some(fixed) => fixed.count(),
             None => loader.layers_max(self.memory)?,
         };
-        let identity_file = match &self.identity {
-            Some(file) => file.clone(),
-            None => Settings::own_configuration()?.join("swarm.key"),
+        // The lock is held until this function ends.
+        let (identity, _identity_lock) = match &self.identity {
+            Some(file) => (Identity::load_or_create(file)?, None),
+            None => {
+                let (identity, lock) = default_identity(&Settings::own_configuration()?)?;
+                (identity, Some(lock))
+            }
         };
-        let identity = Identity::load_or_create(&identity_file)?;
         let mut node_options = network.node_options(identity.clone())?;
         // A private swarm has no QUIC, which is among the defaults.
         let is_private = node_options.network_key.is_some();
         let is_tcp = |address: &Multiaddr| !address.to_string().contains("/quic");
-        node_options.listen = self.listen.iter().filter(|address| !is_private || is_tcp(address)).cloned().collect();
+        let listen = if self.listen.is_empty() { default_addresses()? } else { self.listen.clone() };
+        node_options.listen = listen.into_iter().filter(|address| !is_private || is_tcp(address)).collect();
         node_options.external = self.external.clone();
         node_options.relay_server = self.relay;
         watch_signals()?;
@@ -175,7 +181,9 @@ impl SwarmServeArgs {
             if let Some(repository) = announced_name {
                 let registries = kwaai.kwaai_registry.clone();
                 let (node, model_layers) = (node.clone(), layers as u32);
-                let block = AnnouncedBlock { registries, node, repository, digest, model_layers, layers: range };
+                let public_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+                let block =
+                    AnnouncedBlock { registries, node, repository, public_name, digest, model_layers, layers: range };
                 let block = announced.insert(Arc::new(block));
                 runtime.spawn({
                     let block = Arc::clone(block);
