@@ -5,6 +5,7 @@ mod attacker;
 mod floods;
 mod hostile;
 mod hostile_peers;
+mod independent;
 mod loss;
 mod lying;
 mod mangler;
