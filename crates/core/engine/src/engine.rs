@@ -340,7 +340,7 @@ impl<E: Executor> Engine<E> {
         };
         // After a loss the step counts as in flight until its sequences are requeued.
         if !matches!(&collected, Err(error) if error.is_lost())
-            && let Some(step) = self.in_flight.pop_front()
+            && let Some(step) = self.in_flight.remove(output.overtaken)
         {
             self.record_time(&step);
         }

@@ -43,7 +43,8 @@ pub trait Executor: Send {
     /// Starts a step. An error means that no session changed; what can be checked is checked before anything runs.
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError>;
 
-    /// Waits for the oldest step in flight and replaces `output` with its results.
+    /// Waits for the oldest step in flight and replaces `output` with its results. An executor whose sessions run independently may
+    /// return a later one first, if none of its sessions is in a step before it, and says so in [`StepOutput::overtaken`].
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
 
     /// The same, but an executor that looks for a part of its model while the step runs returns false after about `wait`: the

@@ -391,6 +391,8 @@ pub struct StepOutput {
     pub unserved: Vec<SessionId>,
     /// Sessions that the executor has closed, because there is no room for them any more. Nothing else of them is returned.
     pub preempted: Vec<SessionId>,
+    /// Steps that were submitted earlier and are still in flight: see [`Executor::collect`](crate::Executor::collect).
+    pub overtaken: usize,
     values: Vec<f32>,
 }
 
@@ -408,6 +410,7 @@ impl StepOutput {
         self.states.clear();
         self.unserved.clear();
         self.preempted.clear();
+        self.overtaken = 0;
         self.values.clear();
     }
 

@@ -106,6 +106,16 @@ impl SwarmView {
         self.lock().directory.get(model, peer).cloned()
     }
 
+    /// The peers that have some of these layers of a model, whatever they are like.
+    pub fn serving(&self, model: &ModelDigest, layers: LayerRange) -> Vec<PeerId> {
+        let known = self.lock();
+        let records = known.directory.records(model);
+        let some = |record: &&BlockRecord| {
+            record.layers.start() < layers.end() && layers.start() < record.layers.end() && record.expires() > now()
+        };
+        records.filter(some).map(|record| record.peer).collect()
+    }
+
     /// Whether a record of the same peer and model is known that is as new.
     pub fn knows(&self, record: &BlockRecord) -> bool {
         let known = self.lock();
@@ -188,6 +198,12 @@ impl SwarmView {
             let mean = client.layer_seconds.entry(peer).or_insert(seconds);
             *mean += WEIGHT * (seconds - *mean);
         }
+    }
+
+    /// As it was measured, for one row.
+    pub fn layer_time(&self, peer: &PeerId) -> Option<Duration> {
+        let seconds = self.lock().client.layer_seconds.get(peer).copied()?;
+        Duration::try_from_secs_f32(seconds).ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {

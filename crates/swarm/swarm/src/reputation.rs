@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use types::{Blame, BlamePolicy, Verdict};
+
 use crate::identity::{PeerId, UnixTime};
 
 /// The time in which a score halves.
@@ -14,6 +16,12 @@ pub const JUDGED_PEERS_MAX: usize = 16 << 10;
 
 /// No score is higher, so that every peer gets another chance: after five half-lives at most.
 const SCORE_MAX: f64 = 32.0 * EXCLUDED_AT;
+const POLICY: BlamePolicy = BlamePolicy {
+    half_life_ms: HALF_LIFE_MS,
+    last_choice_at: EXCLUDED_AT,
+    avoided_at: EXCLUDED_AT,
+    points_max: SCORE_MAX,
+};
 /// Added to the predicted time of a chain, for each point of a peer's score.
 const SECONDS_PER_POINT: f64 = 0.25;
 /// A lower score is forgotten.
@@ -69,18 +77,16 @@ pub struct Reputation {
     scores: HashMap<PeerId, Score>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Score {
-    points: f64,
-    /// The part of the points that excludes a peer.
-    misbehaviour: f64,
-    at: UnixTime,
+    all: Blame,
+    /// The part of it that excludes a peer.
+    misbehaviour: Blame,
 }
 
 impl Score {
-    fn at(self, now: UnixTime) -> Self {
-        let left = (-(now.since(self.at) as f64) / HALF_LIFE_MS as f64).exp2();
-        Self { points: self.points * left, misbehaviour: self.misbehaviour * left, at: now }
+    fn points(self, now: UnixTime) -> f64 {
+        POLICY.points(self.all, now.0)
     }
 }
 
@@ -93,12 +99,10 @@ impl Reputation {
         if self.scores.len() >= JUDGED_PEERS_MAX && !self.scores.contains_key(&peer) {
             self.make_room(now);
         }
-        let new = Score { points: 0.0, misbehaviour: 0.0, at: now };
-        let score = self.scores.entry(peer).or_insert(new);
-        *score = score.at(now);
-        score.points = (score.points + offence.points()).min(SCORE_MAX);
+        let score = self.scores.entry(peer).or_default();
+        score.all = POLICY.add(score.all, offence.points(), now.0);
         if offence.is_misbehaviour() {
-            score.misbehaviour = (score.misbehaviour + offence.points()).min(SCORE_MAX);
+            score.misbehaviour = POLICY.add(score.misbehaviour, offence.points(), now.0);
         }
     }
 
@@ -113,11 +117,12 @@ impl Reputation {
 
     /// 0 for a peer without an offence.
     pub fn score(&self, peer: &PeerId, now: UnixTime) -> f64 {
-        self.scores.get(peer).map_or(0.0, |score| score.at(now).points)
+        self.scores.get(peer).map_or(0.0, |score| score.points(now))
     }
 
     pub fn is_excluded(&self, peer: &PeerId, now: UnixTime) -> bool {
-        self.scores.get(peer).is_some_and(|score| score.at(now).misbehaviour >= EXCLUDED_AT)
+        let is_excluded = |score: &Score| POLICY.verdict(score.misbehaviour, now.0) == Verdict::Avoid;
+        self.scores.get(peer).is_some_and(is_excluded)
     }
 
     /// What a peer's offences add to the time of a chain with it.
@@ -127,11 +132,11 @@ impl Reputation {
 
     /// Forgets what has faded; if that is nothing, the half with the lowest scores.
     fn make_room(&mut self, now: UnixTime) {
-        self.scores.retain(|_, score| score.at(now).points >= SCORE_MIN);
+        self.scores.retain(|_, score| score.points(now) >= SCORE_MIN);
         if self.scores.len() < JUDGED_PEERS_MAX {
             return;
         }
-        let mut points: Vec<_> = self.scores.iter().map(|(peer, score)| (score.at(now).points, *peer)).collect();
+        let mut points: Vec<_> = self.scores.iter().map(|(peer, score)| (score.points(now), *peer)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         for (_, peer) in &points[..points.len() / 2] {
             self.scores.remove(peer);

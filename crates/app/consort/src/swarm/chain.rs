@@ -11,7 +11,7 @@ use engine::{
 use kernels::cpu::CpuBackend;
 use p2p::{Identity, NetworkKey, NodeOptions};
 use peers::client::{ClientOptions, SwarmClient, SwarmExecutor};
-use peers::kwaai::KwaaiModel;
+use peers::kwaai::{FinderReport, KwaaiModel};
 use peers::node::{Following, SwarmNode};
 use peers::wire::Encoding;
 use tokio::runtime::Runtime;
@@ -19,7 +19,7 @@ use types::SessionId;
 
 use super::model_digest::model_digest;
 use super::monitor::SwarmMonitor;
-use super::options::{SwarmActivations, SwarmClientOptions, SwarmNetworkOptions, SwarmPlacement};
+use super::options::{SwarmActivations, SwarmClientOptions, SwarmNetworkOptions, SwarmPlacement, VERIFY_DEFAULT};
 use crate::executors::{LoadObserver, LoadedModel, OpenedModel};
 use crate::placement::SWARM_CLIENT_PART;
 
@@ -58,12 +58,13 @@ impl SwarmPlacement {
         let following = node.follow(Some(digest));
         let description = checkpoint.description();
         let kwaai_model = KwaaiModel { digest, layers, hidden: description.hidden, vocab: description.vocab };
-        let foreign = kwaai.servers(path, &node, kwaai_model)?;
+        let (foreign, registries) = kwaai.servers(path, &node, kwaai_model)?;
         let encoding = match swarm_activations {
             SwarmActivations::F32 => Encoding::F32,
             SwarmActivations::F16 => Encoding::F16,
         };
-        let client_options = ClientOptions { encoding, is_star: *swarm_star, verify: *verify };
+        let verify = verify.unwrap_or(VERIFY_DEFAULT);
+        let client_options = ClientOptions { encoding, is_star: *swarm_star, verify, ..ClientOptions::default() };
         let view = Arc::clone(node.view());
         let handle = runtime.handle().clone();
         let executor = SwarmExecutor::new(ends, layers, digest, node.dial(), view, client_options, foreign, handle);
@@ -71,7 +72,9 @@ impl SwarmPlacement {
         drop(_entered);
         let tokens_min = executor.capacity().page_tokens;
         observer.others("peers", Arc::new(SwarmMonitor::new(client.clone(), node.clone(), cpu, tokens_min)));
-        let chain = SwarmChain { executor, client, node, _following: following, _runtime: runtime };
+        let is_verified = verify > 0.0;
+        let chain =
+            SwarmChain { executor, client, node, registries, is_verified, _following: following, _runtime: runtime };
         chain.wait(Duration::from_secs(*swarm_wait), observer)?;
         Ok(Box::new(chain))
     }
@@ -89,6 +92,10 @@ struct SwarmChain {
     executor: SwarmExecutor<CpuBackend>,
     client: SwarmClient,
     node: SwarmNode,
+    /// What KwaaiNet's registries say.
+    registries: Option<Arc<FinderReport>>,
+    /// What peers return is checked.
+    is_verified: bool,
     _following: Following,
     /// Dropped last: the others have tasks in it.
     _runtime: Runtime,
@@ -98,6 +105,12 @@ impl SwarmChain {
     /// What may be the reason that no chain is found.
     fn surroundings(&self) -> String {
         let handle = self.node.handle();
+        if let Some(registries) = &self.registries {
+            let said = registries.text().unwrap_or_else(|| "the registries gave no answer yet".to_owned());
+            return format!(
+                "{said}; --kwaai-registry names another registry, --kwaai-name the model as it is called there"
+            );
+        }
         match (handle.peers().len(), handle.bootstrap_failure()) {
             (0, Some(why)) => why,
             (0, None) => "no other peer was found; name one with --bootstrap".to_owned(),
@@ -114,9 +127,15 @@ impl SwarmChain {
         loop {
             match self.client.plan(self.capacity().page_tokens) {
                 Ok(chain) if found.is_some_and(|since: Instant| since.elapsed() >= SETTLE) => {
-                    let spans =
-                        chain.spans.iter().map(|span| format!("{} on {}", span.layers, p2p::peer_text(&span.peer)));
+                    let spans = chain.spans.iter();
+                    let spans = spans.map(|span| format!("{} on {}", span.layers, self.client.peer_name(&span.peer)));
                     observer.note(&format!("layers {}", spans.collect::<Vec<_>>().join(", ")));
+                    let alone = if self.is_verified { self.client.unverifiable(&chain.spans) } else { Vec::new() };
+                    if !alone.is_empty() {
+                        let layers: Vec<_> = alone.iter().map(ToString::to_string).collect();
+                        let layers = layers.join(", ");
+                        observer.note(&format!("only one peer serves layers {layers}: its results are not verified"));
+                    }
                     return Ok(());
                 }
                 Ok(_) => found = found.or_else(|| Some(Instant::now())),

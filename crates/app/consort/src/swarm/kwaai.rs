@@ -13,8 +13,8 @@ use p2p::Multiaddr;
 use peers::block::Client;
 use peers::client::{ForeignPeer, ForeignPeers};
 use peers::kwaai::{
-    DhtClient, KwaaiAnnouncement, KwaaiFinder, KwaaiLimits, KwaaiModel, KwaaiPeer, KwaaiRoute, KwaaiServer,
-    KwaaiServerState, insert_record, serve_local,
+    DhtClient, FinderReport, KwaaiAnnouncement, KwaaiFinder, KwaaiLimits, KwaaiModel, KwaaiPeer, KwaaiRoute,
+    KwaaiServer, KwaaiServerState, insert_record, serve_local,
 };
 use peers::node::{StreamHandler, SwarmNode};
 use peers::view::SwarmView;
@@ -31,15 +31,23 @@ const ANNOUNCE: Duration = Duration::from_secs(300);
 const ANNOUNCE_JOINING: Duration = Duration::from_secs(2);
 
 impl KwaaiOptions {
-    /// The servers that were named, and in the background those that registries name.
-    pub fn servers(&self, path: &Path, node: &SwarmNode, model: KwaaiModel) -> Result<ForeignPeers> {
+    /// The servers that were named, and in the background those that registries name; and what these say.
+    pub fn servers(
+        &self,
+        path: &Path,
+        node: &SwarmNode,
+        model: KwaaiModel,
+    ) -> Result<(ForeignPeers, Option<Arc<FinderReport>>)> {
         let servers = ForeignPeers::from(self.named(node, &model)?);
-        if !self.kwaai_registry.is_empty() {
-            let (registries, name) = (self.kwaai_registry.clone(), self.model_name(path)?);
-            let view = Arc::clone(node.view());
-            tokio::spawn(KwaaiFinder::new(registries, name, model, node.dial(), view, servers.clone()).run());
+        if self.kwaai_registry.is_empty() {
+            return Ok((servers, None));
         }
-        Ok(servers)
+        let (registries, name) = (self.kwaai_registry.clone(), self.model_name(path)?);
+        let view = Arc::clone(node.view());
+        let finder = KwaaiFinder::new(registries, name, model, node.dial(), view, servers.clone());
+        let report = finder.report();
+        tokio::spawn(finder.run());
+        Ok((servers, Some(report)))
     }
 
     /// The servers that were named, with records in the node's view, which are renewed.
@@ -60,7 +68,7 @@ impl KwaaiOptions {
             let Some(kwaai) = KwaaiPeer::new(route, *layers, model) else {
                 bail!("--kwaai-peer {layers}: the model has {} layers", model.layers);
             };
-            peers.insert(peer, Arc::new(kwaai));
+            peers.insert(peer, Arc::new(kwaai.named(place.to_string())));
         }
         if !peers.is_empty() {
             let (view, digest) = (Arc::clone(node.view()), model.digest);

@@ -1,5 +1,6 @@
 //! The options of KwaaiNet: its block servers as peers of a chain, and serving its coordinators.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
@@ -23,6 +24,16 @@ pub struct KwaaiPeerOption {
 pub enum KwaaiPlace {
     Local(SocketAddr),
     Peer { peer: PeerId, address: String },
+}
+
+impl fmt::Display for KwaaiPlace {
+    /// As the user gave it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(address) => write!(f, "{address}"),
+            Self::Peer { peer, address } => write!(f, "{address}/p2p/{}", p2p::peer_text(peer)),
+        }
+    }
 }
 
 impl FromStr for KwaaiPeerOption {

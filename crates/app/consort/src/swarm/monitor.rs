@@ -59,8 +59,12 @@ impl SwarmMonitor {
     }
 
     fn name(&self, peer: &PeerId) -> String {
-        let name = short_name(&p2p::peer_text(peer));
-        if self.client.is_foreign(peer) { format!("KwaaiNet {name}") } else { name }
+        // A server that the user named is where the user said that it is.
+        match (self.client.is_foreign(peer), self.client.peer_name(peer), p2p::peer_text(peer)) {
+            (true, name, id) if name == id => format!("KwaaiNet {}", short_name(&id)),
+            (true, name, _) => format!("KwaaiNet {name}"),
+            (false, _, id) => short_name(&id),
+        }
     }
 
     fn node_snapshot(&self, facts: &Facts, peer: &PeerId, known: Option<&KnownPeer>) -> NodeSnapshot {
@@ -146,6 +150,7 @@ impl ClusterMonitor for SwarmMonitor {
                 replacing: time(steps.replacing),
                 checks: count(&counters.checks),
                 differences: count(&counters.differences),
+                identical: count(&counters.identical),
                 reach: match self.node.handle().reachability() {
                     Reachability::Unknown => PeerReach::Unknown,
                     Reachability::Direct => PeerReach::Direct,

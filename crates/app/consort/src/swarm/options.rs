@@ -9,6 +9,9 @@ use super::kwaai_options::KwaaiOptions;
 use crate::options::heading;
 use crate::usage::UsageError;
 
+/// A peer that is new is checked at once, and one that lies in one row of 50 is found after some 2,000 tokens: see docs/swarm.md.
+pub const VERIFY_DEFAULT: f64 = 0.1;
+
 /// How this machine joins a swarm.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SwarmNetworkOptions {
@@ -40,9 +43,9 @@ pub struct SwarmOptions {
 pub struct SwarmClientOptions {
     #[command(flatten)]
     pub network: SwarmNetworkOptions,
-    /// The part of the steps, 0 to 1, of which another peer recomputes some layers, to find peers that lie
-    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
-    pub verify: f64,
+    /// The part of the rows, 0 to 1, that other peers compute again, to find peers that lie; 0: none [default: 0.1]
+    #[arg(long, value_name = "PART", value_parser = part)]
+    pub verify: Option<f64>,
     /// How activations travel; f16 halves the bytes, and changes the last bits
     #[arg(long, value_enum, default_value_t)]
     pub swarm_activations: SwarmActivations,
@@ -81,7 +84,7 @@ impl SwarmPlacement {
         let is_joined = !network.bootstrap.is_empty() || network.swarm_key.is_some();
         match *swarm {
             true => Ok(Some(Self(client.clone()))),
-            false if is_joined || *verify > 0.0 || *swarm_star || kwaai.has_servers() => Err(UsageError::new(
+            false if is_joined || verify.is_some() || *swarm_star || kwaai.has_servers() => Err(UsageError::new(
                 "--bootstrap, --swarm-key, --verify, --swarm-star, --kwaai-peer and --kwaai-registry are for --swarm",
             )),
             false => Ok(None),

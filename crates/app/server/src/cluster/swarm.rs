@@ -23,6 +23,8 @@ pub struct SwarmSnapshot {
     /// Spot checks, and those that found a difference.
     pub checks: u64,
     pub differences: u64,
+    /// Checks in which every bit was the same.
+    pub identical: u64,
     pub reach: PeerReach,
 }
 
@@ -116,6 +118,8 @@ pub struct SwarmBody {
     checks: u64,
     /// Checks that found a difference
     differences: u64,
+    /// Checks in which every bit was the same, as on like CPUs
+    identical: u64,
     /// How others reach this server: `unknown`, `direct` or `relayed`
     #[schema(value_type = String)]
     reach: &'static str,
@@ -211,9 +215,9 @@ impl PeerService {
 
 impl From<&SwarmSnapshot> for SwarmBody {
     fn from(swarm: &SwarmSnapshot) -> Self {
-        let SwarmSnapshot { peers, sessions, replaced, replacing, checks, differences, reach, .. } = *swarm;
+        let SwarmSnapshot { peers, sessions, replaced, replacing, checks, differences, identical, reach, .. } = *swarm;
         let replace_s = (replaced > 0).then_some(replacing.mean_s);
-        Self { peers, sessions, replaced, replace_s, checks, differences, reach: reach.name() }
+        Self { peers, sessions, replaced, replace_s, checks, differences, identical, reach: reach.name() }
     }
 }
 

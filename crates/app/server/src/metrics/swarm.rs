@@ -30,6 +30,7 @@ pub struct SwarmMetrics {
     replacing: Family<NoLabel, Seconds>,
     checks: Count<NoLabel>,
     differences: Count<NoLabel>,
+    identical: Count<NoLabel>,
 }
 
 impl SwarmMetrics {
@@ -56,6 +57,7 @@ impl SwarmMetrics {
             ("swarm_replaced_spans", "Spans that other peers took over while a session went on", &self.replaced),
             ("swarm_checks", "Results that other peers recomputed", &self.checks),
             ("swarm_check_differences", "Checks that found a difference", &self.differences),
+            ("swarm_identical_checks", "Checks in which every bit was the same", &self.identical),
         ];
         for (name, help, family) in of_all {
             registry.register(name, help, family.clone());
@@ -97,9 +99,12 @@ impl SwarmMetrics {
         for (family, value) in [(&self.peers, swarm.peers as u64), (&self.sessions, swarm.sessions)] {
             family.get_or_create(&NoLabel {}).set(i64::try_from(value).unwrap_or(i64::MAX));
         }
-        for (family, count) in
-            [(&self.replaced, swarm.replaced), (&self.checks, swarm.checks), (&self.differences, swarm.differences)]
-        {
+        for (family, count) in [
+            (&self.replaced, swarm.replaced),
+            (&self.checks, swarm.checks),
+            (&self.differences, swarm.differences),
+            (&self.identical, swarm.identical),
+        ] {
             family.get_or_create(&NoLabel {}).inc_by(count);
         }
         add_seconds(&self.replacing, &NoLabel {}, swarm.replacing.total_s);
@@ -114,7 +119,7 @@ impl SwarmMetrics {
         for family in [&self.peers, &self.sessions] {
             family.clear();
         }
-        for family in [&self.replaced, &self.checks, &self.differences] {
+        for family in [&self.replaced, &self.checks, &self.differences, &self.identical] {
             family.clear();
         }
         self.replacing.clear();

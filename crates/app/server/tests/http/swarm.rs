@@ -75,6 +75,7 @@ fn swarm() -> ChainSnapshot {
             replacing: time(0.5, 1.0),
             checks: 40,
             differences: 1,
+            identical: 38,
             reach: PeerReach::Direct,
         }),
         ..ChainSnapshot::default()
@@ -92,7 +93,7 @@ async fn a_swarm_is_told_peer_by_peer() {
         body["swarm"],
         json!({
             "peers": 3000, "sessions": 5, "replaced": 2, "replace_s": 0.5, "checks": 40, "differences": 1,
-            "reach": "direct",
+            "identical": 38, "reach": "direct",
         })
     );
     assert_eq!((&body["stages"][0]["coordinator"], &body["stages"][0]["peer"]), (&json!(true), &none));
@@ -151,6 +152,7 @@ async fn a_swarm_has_metrics_of_the_peers_of_its_chain_only() {
         ("swarm_replacing_seconds_total", "1.0"),
         ("swarm_checks_total", "40"),
         ("swarm_check_differences_total", "1"),
+        ("swarm_identical_checks_total", "38"),
         ("chain_step_seconds_total", "70.0"),
     ] {
         let line = format!("consort_{name}{{model=\"tiny-qwen3\"}} {value}");

@@ -340,7 +340,8 @@ pub fn swarm_of_five() -> Value {
             unknown,
         ],
         "swarm": {
-            "peers": 4, "sessions": 3, "replaced": 2, "replace_s": 0.35, "checks": 40, "differences": 1, "reach": "direct",
+            "peers": 4, "sessions": 3, "replaced": 2, "replace_s": 0.35, "checks": 40, "differences": 1, "identical": 38,
+            "reach": "direct",
         },
         "ranks": [],
     })

@@ -8,24 +8,48 @@ use std::time::{Duration, Instant};
 use engine::MissingLayers;
 use rustix::rand::GetRandomFlags;
 use swarm::{ModelDigest, Offence, PeerChain, PeerId, RouteError};
+use tracing::warn;
 use types::LayerRange;
 
 use super::foreign::ForeignPeers;
+use super::forming::FORM_TIME_MAX;
 use super::link::{PeerLink, SpanLoss};
+use super::replay_budget::ReplayBudget;
 use super::session_state::SpanId;
 use super::times::ClientTimes;
 use crate::dial::Dial;
 use crate::view::{ChainRequest, SwarmView};
 use crate::wire::{Encoding, FailureKind, PushKey};
 
+/// What a client keeps for replays by default: rows of all sessions, before each of their spans.
+pub const REPLAY_BYTES_MAX: usize = 2 << 30;
+/// How long nobody asks again who could check a peer.
+const UNVERIFIABLE: Duration = Duration::from_secs(60);
+/// Peers that nobody can check, of which that is remembered.
+const UNVERIFIABLE_MAX: usize = 1024;
+/// The least time of a layer that a client believes to have measured.
+const LAYER_TIME_MIN: Duration = Duration::from_micros(1);
+
 /// How a client uses the swarm.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
     pub encoding: Encoding,
     /// The client carries all activations, from peer to peer.
     pub is_star: bool,
-    /// The part of the jobs of which another peer recomputes a span, 0 to 1.
+    /// The part of the rows that other peers compute again, to check them: 0 to 1.
     pub verify: f64,
+    /// Memory for replays: see [`REPLAY_BYTES_MAX`].
+    pub replay_bytes_max: usize,
+    /// How long a session looks for a chain that works.
+    pub search_time_max: Duration,
+}
+
+impl Default for ClientOptions {
+    /// Nothing is checked.
+    fn default() -> Self {
+        let (replay_bytes_max, search_time_max) = (REPLAY_BYTES_MAX, FORM_TIME_MAX);
+        Self { encoding: Encoding::default(), is_star: false, verify: 0.0, replay_bytes_max, search_time_max }
+    }
 }
 
 /// What happened, for people and for tests.
@@ -36,6 +60,10 @@ pub struct ClientCounters {
     pub replaced: AtomicU64,
     pub checks: AtomicU64,
     pub differences: AtomicU64,
+    /// Checks in which every bit was the same.
+    pub identical: AtomicU64,
+    /// How often a session dropped what it kept for replays, for want of memory.
+    pub dropped: AtomicU64,
     pub sessions: AtomicU64,
 }
 
@@ -53,6 +81,9 @@ pub(super) struct ClientContext {
     pub times: ClientTimes,
     /// Peers with other protocols.
     pub foreign: ForeignPeers,
+    pub replay: Arc<ReplayBudget>,
+    /// Peers that nobody could check, and when that was found.
+    unverifiable: Mutex<HashMap<PeerId, Instant>>,
     links: Mutex<HashMap<PeerId, Arc<PeerLink>>>,
     next_span: AtomicU64,
     searches: Mutex<HashMap<u64, MissingLayers>>,
@@ -113,6 +144,8 @@ impl ClientContext {
             counters,
             times: ClientTimes::default(),
             foreign,
+            replay: ReplayBudget::new(options.replay_bytes_max),
+            unverifiable: Mutex::default(),
             links,
             next_span: AtomicU64::new(1),
             searches: Mutex::default(),
@@ -168,6 +201,38 @@ impl ClientContext {
     pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
         let of_link = lock(&self.links).get(peer).and_then(|link| link.round_trip());
         of_link.or_else(|| self.view.round_trip(peer))
+    }
+
+    /// What people call a peer: where a server without an identity is, or else its id.
+    pub fn peer_name(&self, peer: &PeerId) -> String {
+        self.foreign.name(peer).unwrap_or_else(|| p2p::peer_text(peer))
+    }
+
+    /// A run of one row took so long at a peer, without the way there and back. What it announces as its queue is a cost of its own.
+    pub fn add_layer_time(&self, peer: PeerId, layers: LayerRange, time: Duration) {
+        let record = self.view.record(&self.model, &peer);
+        let queue = record.map(|record| Duration::try_from_secs_f32(record.speed.queue_seconds));
+        let time = time.saturating_sub(queue.and_then(Result::ok).unwrap_or_default());
+        let layer = time / u32::try_from(layers.count()).unwrap_or(1);
+        self.view.add_layer_time(peer, layer.max(LAYER_TIME_MIN));
+    }
+
+    /// Whether it was found a moment ago that nobody can check a peer.
+    pub fn is_unverifiable(&self, peer: &PeerId, now: Instant) -> bool {
+        let found = lock(&self.unverifiable).get(peer).copied();
+        found.is_some_and(|found| now.saturating_duration_since(found) < UNVERIFIABLE)
+    }
+
+    /// Nobody else serves a peer's layers.
+    pub fn tell_unverifiable(&self, peer: &PeerId, layers: LayerRange) {
+        let mut unverifiable = lock(&self.unverifiable);
+        if unverifiable.len() >= UNVERIFIABLE_MAX {
+            unverifiable.clear();
+        }
+        if unverifiable.insert(*peer, Instant::now()).is_none() {
+            let peer = self.peer_name(peer);
+            warn!(peer, %layers, "what a peer returns is not verified: nobody else serves its layers");
+        }
     }
 
     /// Drops links that no session uses.

@@ -13,11 +13,12 @@ use kernels::Backend;
 use swarm::{ChainSpan, ModelDigest, PeerChain, PeerId, RouteError};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use types::SessionId;
+use types::{LayerRange, SessionId};
 
 use super::context::{ClientContext, ClientCounters, ClientOptions, SpanReport, lock};
 use super::foreign::ForeignPeers;
-use super::session::{Job, Session, SessionLoss};
+use super::job::{Job, JobReply, JobResult, ReplySignal};
+use super::session::{LossKind, Session, SessionLoss};
 use super::session_state::JobOutput;
 use super::times::ClientTimes;
 use crate::dial::Dial;
@@ -31,6 +32,8 @@ pub const RUN_ROWS_MAX: usize = 512;
 const OPENING_KEPT: Duration = Duration::from_secs(20);
 /// How long the engine waits for a session's chain before it looks again.
 const OPENING_WAIT: Duration = Duration::from_millis(100);
+/// How long the executor waits for a reply before it looks whether peers are missing.
+const REPLY_WAIT: Duration = Duration::from_millis(100);
 const SESSION_ENDED: &str = "a session of the swarm ended";
 /// The length for which a chain has to have room for the client to count as ready.
 const READY_TOKENS: usize = 32;
@@ -77,6 +80,27 @@ impl SwarmClient {
         self.0.round_trip(peer)
     }
 
+    /// What people call a peer: where a server without an identity is, or else its id.
+    pub fn peer_name(&self, peer: &PeerId) -> String {
+        self.0.peer_name(peer)
+    }
+
+    /// The layers of a chain of which nobody but its peer could check the results.
+    pub fn unverifiable(&self, spans: &[ChainSpan]) -> Vec<LayerRange> {
+        let alone = |span: &&ChainSpan| {
+            let chain = PeerChain { spans: spans.to_vec(), token_seconds: 0.0 };
+            let mut without = self.0.foreign.with_logits();
+            without.insert(span.peer);
+            self.0.view.replace(self.0.request(READY_TOKENS), &without, &chain, span.layers).is_err()
+        };
+        spans.iter().filter(alone).map(|span| span.layers).collect()
+    }
+
+    /// The most memory that sessions have kept for replays and checks.
+    pub fn replay_bytes_peak(&self) -> usize {
+        self.0.replay.bytes_peak()
+    }
+
     /// Whether a peer has another protocol.
     pub fn is_foreign(&self, peer: &PeerId) -> bool {
         self.0.foreign.contains(peer)
@@ -90,8 +114,6 @@ struct Flight {
     replies: Vec<Vec<Reply>>,
 }
 
-type JobResult = Result<JobOutput, SessionLoss>;
-
 /// The result of a run, as soon as it is there.
 struct Reply {
     received: sync::Receiver<JobResult>,
@@ -99,18 +121,34 @@ struct Reply {
     result: Option<Result<JobResult, sync::RecvError>>,
 }
 
+impl Flight {
+    /// Whether all results are there, or nobody waits for them.
+    fn is_done(&mut self, sessions: &HashMap<SessionId, mpsc::UnboundedSender<Job>>) -> bool {
+        let open = self.plan.entries().iter().zip(&mut self.replies);
+        open.filter(|(entry, _)| sessions.contains_key(&entry.session))
+            .flat_map(|(_, replies)| replies)
+            .all(Reply::is_there)
+    }
+
+    fn shares_session(&self, other: &Self) -> bool {
+        let sessions = |flight: &Self| flight.plan.entries().iter().map(|entry| entry.session).collect::<Vec<_>>();
+        let ours = sessions(self);
+        sessions(other).iter().any(|session| ours.contains(session))
+    }
+}
+
 impl Reply {
     fn new(received: sync::Receiver<JobResult>) -> Self {
         Self { received, result: None }
     }
 
-    /// Waits for the result, for `wait` at most. Whether it is there.
-    fn wait(&mut self, wait: Duration) -> bool {
+    /// Whether the result is there.
+    fn is_there(&mut self) -> bool {
         if self.result.is_none() {
-            self.result = match self.received.recv_timeout(wait) {
+            self.result = match self.received.try_recv() {
                 Ok(result) => Some(Ok(result)),
-                Err(RecvTimeoutError::Disconnected) => Some(Err(sync::RecvError)),
-                Err(RecvTimeoutError::Timeout) => None,
+                Err(sync::TryRecvError::Disconnected) => Some(Err(sync::RecvError)),
+                Err(sync::TryRecvError::Empty) => None,
             };
         }
         self.result.is_some()
@@ -127,6 +165,8 @@ pub struct SwarmExecutor<B: Backend> {
     runtime: Handle,
     sessions: HashMap<SessionId, mpsc::UnboundedSender<Job>>,
     flights: VecDeque<Flight>,
+    /// Wakes whoever waits for a step.
+    replied: Arc<ReplySignal>,
     activations: Vec<f32>,
     states: Vec<f32>,
     without_states: Vec<EntryWithoutStates>,
@@ -174,6 +214,7 @@ impl<B: Backend> SwarmExecutor<B> {
             runtime,
             sessions: HashMap::new(),
             flights: VecDeque::new(),
+            replied: Arc::default(),
             activations: Vec::new(),
             states: Vec::new(),
             without_states: Vec::new(),
@@ -246,7 +287,7 @@ impl<B: Backend> SwarmExecutor<B> {
             let (position, count) = (entry.position + start, values.len() / width);
             let state_rows = (start + count).saturating_sub(start.max(first_state));
             start += count;
-            let (reply, received) = sync::channel();
+            let (reply, received) = JobReply::new(Some(&self.replied));
             let takes_logits = entry.takes_logits() && state_rows > 0;
             let job = Job { position, phase, rows: values.to_vec(), state_rows, takes_logits, reply };
             // A session that is not there any more drops the reply, which the step finds out.
@@ -256,12 +297,61 @@ impl<B: Backend> SwarmExecutor<B> {
         rows.chunks(self.context.rows_max * width).map(run).collect()
     }
 
+    /// The oldest step whose results are there, if none before it has a session of it: chains are independent.
+    fn first_done(&mut self) -> Option<usize> {
+        let done: Vec<bool> = self.flights.iter_mut().map(|flight| flight.is_done(&self.sessions)).collect();
+        let may_overtake =
+            |index: usize| self.flights.range(..index).all(|older| !older.shares_session(&self.flights[index]));
+        (0..self.flights.len()).find(|&index| done[index] && may_overtake(index))
+    }
+
+    /// Collects a step. False if peers are looked for after about `wait`; a step that is only slow is waited for.
+    fn poll(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
+        let started = Instant::now();
+        loop {
+            let count = self.replied.count();
+            let index = if self.flights.is_empty() { Some(0) } else { self.first_done() };
+            if let Some(index) = index {
+                return self.collect_at(index, output).map(|()| true);
+            }
+            if started.elapsed() >= wait && self.context.missing().is_some() {
+                return Ok(false);
+            }
+            self.replied.wait(count, wait.min(REPLY_WAIT));
+        }
+    }
+
+    fn collect_at(&mut self, index: usize, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        output.clear();
+        self.check()?;
+        let Some(Flight { plan, replies }) = self.flights.remove(index) else {
+            return Err(ExecutorError::NoStepInFlight);
+        };
+        self.states.clear();
+        self.without_states.clear();
+        let mut preempted = Vec::new();
+        for (index, (entry, replies)) in plan.entries().iter().zip(replies).enumerate() {
+            match self.gather(index, entry, replies) {
+                Ok(true) => {}
+                Ok(false) => preempted.push(entry.session),
+                Err(error) => return Err(error),
+            }
+        }
+        match self.ends.finish_without(&plan, &self.states, &self.without_states, output) {
+            Ok(()) => {
+                (output.preempted, output.overtaken) = (preempted, index);
+                Ok(())
+            }
+            Err(error) => Err(self.lose(error.to_string().into(), None)),
+        }
+    }
+
     fn is_possible(&self) -> Result<(), RouteError> {
         self.context.plan(READY_TOKENS.min(self.ends.capacity().tokens_max())).map(drop)
     }
 
     /// Waits for the outputs of an entry. False if its session has ended, because the peers that are left have no room for it beside
-    /// others.
+    /// others, or because it has to be begun again.
     fn gather(&mut self, index: usize, entry: &Entry, replies: Vec<Reply>) -> Result<bool, ExecutorError> {
         // Nobody waits for a session that was closed: its rows keep their places.
         let is_closed = !self.sessions.contains_key(&entry.session);
@@ -276,7 +366,8 @@ impl<B: Backend> SwarmExecutor<B> {
                 Ok(Ok(JobOutput::States(states))) => self.states.extend_from_slice(&states),
                 Ok(Ok(JobOutput::Logits(logits))) => without = Some(Some(logits)),
                 Ok(Ok(JobOutput::NoStates)) => without = Some(None),
-                Ok(Err(loss)) if loss.is_full && self.sessions.len() > 1 => is_preempted = true,
+                Ok(Err(loss)) if loss.kind == LossKind::Restart => is_preempted = true,
+                Ok(Err(loss)) if loss.kind == LossKind::NoRoom && self.sessions.len() > 1 => is_preempted = true,
                 Ok(Err(loss)) => return Err(self.lose_session(loss)),
                 Err(_) => return Err(self.lose(SESSION_ENDED.into(), None)),
             }
@@ -350,44 +441,12 @@ impl<B: Backend> Executor for SwarmExecutor<B> {
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        output.clear();
-        self.check()?;
-        let Some(Flight { plan, replies }) = self.flights.pop_front() else {
-            return Err(ExecutorError::NoStepInFlight);
-        };
-        self.states.clear();
-        self.without_states.clear();
-        let mut preempted = Vec::new();
-        for (index, (entry, replies)) in plan.entries().iter().zip(replies).enumerate() {
-            match self.gather(index, entry, replies) {
-                Ok(true) => {}
-                Ok(false) => preempted.push(entry.session),
-                Err(error) => return Err(error),
-            }
-        }
-        match self.ends.finish_without(&plan, &self.states, &self.without_states, output) {
-            Ok(()) => {
-                output.preempted = preempted;
-                Ok(())
-            }
-            Err(error) => Err(self.lose(error.to_string().into(), None)),
-        }
+        while !self.poll(output, Duration::MAX)? {}
+        Ok(())
     }
 
     fn poll_collect(&mut self, output: &mut StepOutput, wait: Duration) -> Result<bool, ExecutorError> {
-        if let Some(flight) = self.flights.front_mut() {
-            let is_open = |entry: &Entry| self.sessions.contains_key(&entry.session);
-            let entries = flight.plan.entries().iter().zip(&mut flight.replies).filter(|(entry, _)| is_open(entry));
-            for reply in entries.flat_map(|(_, replies)| replies) {
-                while !reply.wait(wait) {
-                    // A step that is only slow is waited for.
-                    if self.context.missing().is_some() {
-                        return Ok(false);
-                    }
-                }
-            }
-        }
-        self.collect(output).map(|()| true)
+        self.poll(output, wait)
     }
 
     fn missing(&self) -> Option<MissingLayers> {

@@ -15,6 +15,11 @@ use crate::wire::{Returned, Run};
 pub enum ForeignLoss {
     /// Nobody is to blame: the rows have to be run again from the first one on, in another session.
     Replay,
+    /// It is not ready, or has no room: others are tried first.
+    Busy {
+        why: Arc<str>,
+        is_full: bool,
+    },
     Lost {
         why: Arc<str>,
     },
@@ -50,6 +55,11 @@ impl ForeignPeers {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(peer)
     }
 
+    /// What people call a peer, if it has another name than its id.
+    pub fn name(&self, peer: &PeerId) -> Option<String> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(peer)?.name()
+    }
+
     /// The peer, if it runs these layers. If it runs others, it has become another one since the layers were planned.
     pub fn get(&self, peer: &PeerId, layers: LayerRange) -> Option<Arc<dyn ForeignPeer>> {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner).get(peer).cloned();
@@ -65,6 +75,11 @@ impl ForeignPeers {
 
 /// A peer that runs one block, always all of it.
 pub trait ForeignPeer: Send + Sync {
+    /// Where it is, as the user said it.
+    fn name(&self) -> Option<String> {
+        None
+    }
+
     fn layers(&self) -> LayerRange;
 
     /// Whether it has the model's last layer and returns the logits of a run's last row instead of states.

@@ -1,6 +1,6 @@
 //! Opens sessions at the peers of new spans, until a plan works out.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use swarm::{ChainSpan, PeerId, RouteError};
@@ -9,14 +9,18 @@ use types::LayerRange;
 
 use super::context::push_key;
 use super::link::{OpenedSpan, SpanLoss, SpanSession};
-use super::session::{Session, SessionLoss};
+use super::session::{LossKind, Session, SessionLoss};
 use super::session_state::{NewSpan, SpanId};
 use crate::wire::{FailureKind, Next, Open, PushKey};
 
 /// How long a session looks for a chain.
 pub const FORM_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a session that was running looks for peers with room, while other sessions of the client wait for it.
-const FULL_TIME_MAX: Duration = Duration::from_secs(2);
+pub(super) const FULL_TIME_MAX: Duration = Duration::from_secs(2);
+/// The same for a foreign peer without room, which forgets sessions a minute after their last call.
+pub(super) const FOREIGN_FULL_TIME_MAX: Duration = Duration::from_secs(75);
+/// How long a check looks for the peers that were chosen for it.
+const CHECK_TIME_MAX: Duration = Duration::from_secs(8);
 /// How long a peer may take to open a session, with the stream to the next peer, if there is no other one.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(8);
 /// The same if there are others. It may be dead; if it is far away, it is connected when its turn comes again.
@@ -28,6 +32,9 @@ const RETRY: Duration = Duration::from_millis(250);
 const WAIT_MIN: Duration = Duration::from_secs(3);
 /// The same for a peer with another protocol, which may be loading its weights.
 const FOREIGN_WAIT: Duration = Duration::from_secs(60);
+/// The same if there are others: it may be stuck. If it is only slow, its turn comes again.
+const FOREIGN_WAIT_OF_SEVERAL: Duration = Duration::from_secs(5);
+const FOREIGN_WAIT_PER_ROW_OF_SEVERAL: Duration = Duration::from_millis(20);
 /// What a run may take, in times of the predicted time.
 const WAIT_FACTOR: f64 = 20.0;
 
@@ -79,35 +86,37 @@ pub(super) async fn form(
     before: Around<'_>,
     after: Around<'_>,
 ) -> Result<FormedSpans, SessionLoss> {
-    let started = Instant::now();
+    let started = session.search_since();
     let search = (!session.is_check()).then(|| session.context().search(layers));
+    let mut failed = None;
     loop {
-        let mut has_others = false;
-        let FailedAttempt { why, is_full, layers: missing } = match session.plan(layers, [before, after]) {
+        let FailedAttempt { why, is_full, layers: missing } =
+            failed.take().unwrap_or_else(|| FailedAttempt { why: String::new(), is_full: false, layers });
+        let is_full = is_full || session.is_foreign_full();
+        // Chains may have been formed since, and done nothing.
+        let max = if session.is_check() { CHECK_TIME_MAX } else { session.search_time_max(is_full) };
+        if started.elapsed() > max {
+            let why = session.failures_text().unwrap_or(why).into();
+            let kind = if is_full { LossKind::NoRoom } else { LossKind::NoChain };
+            return Err(SessionLoss { why, kind, layers: missing, since: started });
+        }
+        let (attempt, has_others) = match session.plan(layers, [before, after]) {
             Ok((spans, is_busy)) => {
-                has_others = !is_busy;
-                let waits = open_times(session, &spans, layers, [before, after]);
+                let waits = open_waits(session, &spans, layers, [before, after]);
                 match open_all(session, &spans, &waits, before, after).await {
-                    Ok(formed) => return Ok(formed),
-                    Err(failed) => failed,
+                    Ok(formed) => {
+                        session.chain_was_formed();
+                        return Ok(formed);
+                    }
+                    // There may be others.
+                    Err(failed) => (failed, !is_busy),
                 }
             }
-            Err(error) => FailedAttempt {
-                why: error.to_string(),
-                is_full: matches!(error, RouteError::NoRoom { .. }),
-                layers: match error {
-                    RouteError::Uncovered { layers } | RouteError::NoRoom { layers, .. } => layers,
-                    _ => layers,
-                },
-            },
+            Err(error) => (FailedAttempt::unplanned(&error, layers), false),
         };
-        search.iter().for_each(|search| search.failed(missing, &why));
-        // A session that runs makes others wait, which may have what it needs.
-        let max = if is_full && session.is_in_the_way() { FULL_TIME_MAX } else { FORM_TIME_MAX };
-        if started.elapsed() > max {
-            let why = format!("no chain of peers for layers {layers}: {why}").into();
-            return Err(SessionLoss { why, is_full, layers: missing, since: started });
-        }
+        let told = session.failures_text();
+        search.iter().for_each(|search| search.failed(attempt.layers, told.as_ref().unwrap_or(&attempt.why)));
+        failed = Some(attempt);
         if !has_others {
             session.context().view.want();
             sleep(RETRY).await;
@@ -115,23 +124,42 @@ pub(super) async fn form(
     }
 }
 
-fn open_times(
+impl FailedAttempt {
+    fn unplanned(error: &RouteError, layers: LayerRange) -> Self {
+        let missing = match error {
+            RouteError::Uncovered { layers } | RouteError::NoRoom { layers, .. } => *layers,
+            _ => layers,
+        };
+        Self { why: error.to_string(), is_full: matches!(error, RouteError::NoRoom { .. }), layers: missing }
+    }
+}
+
+/// What to expect of the peer of a span.
+#[derive(Clone, Copy)]
+struct OpenWait {
+    /// How long it may take to open a session.
+    open: Duration,
+    /// Others could run its layers.
+    has_other: bool,
+}
+
+fn open_waits(
     session: &mut Session,
     spans: &[ChainSpan],
     layers: LayerRange,
     around: [Around<'_>; 2],
-) -> Vec<Duration> {
-    let mut time = |span: &ChainSpan| match session.has_other(span.peer, layers, around) {
-        true => OPEN_TIME_MAX_OF_SEVERAL,
-        false => OPEN_TIME_MAX,
+) -> Vec<OpenWait> {
+    let mut wait = |span: &ChainSpan| match session.has_other(span.peer, layers, around) {
+        true => OpenWait { open: OPEN_TIME_MAX_OF_SEVERAL, has_other: true },
+        false => OpenWait { open: OPEN_TIME_MAX, has_other: false },
     };
-    spans.iter().map(&mut time).collect()
+    spans.iter().map(&mut wait).collect()
 }
 
 async fn open_all(
     session: &mut Session,
     spans: &[ChainSpan],
-    waits: &[Duration],
+    waits: &[OpenWait],
     before: Around<'_>,
     after: Around<'_>,
 ) -> Result<FormedSpans, FailedAttempt> {
@@ -169,15 +197,15 @@ async fn open_all(
     let following = (!after.is_empty()).then(|| key(spans.len())).flatten();
 
     let opening = opens.iter().zip(waits);
-    let opening = opening.map(|((id, span, open), wait)| open_span(session, *id, span.peer, open.clone(), *wait));
+    let opening = opening.map(|((id, span, open), wait)| open_span(session, *id, span.peer, open.clone(), wait.open));
     let results = join_all(opening).await;
     let (mut opened, mut new, mut failed) = (Vec::new(), Vec::new(), None);
     // The first new span gets its rows from the one before if that can; it tells when it cannot.
     let mut fed_by = previous.as_ref().map(|next| next.key);
-    for ((id, ChainSpan { peer, layers }, open), result) in opens.into_iter().zip(results) {
+    for (((id, ChainSpan { peer, layers }, open), result), wait) in opens.into_iter().zip(results).zip(waits) {
         match result {
             Ok((span_session, OpenedSpan { rows_max, is_linked, returns_logits })) => {
-                let (wait, wait_per_row) = wait_of(session, peer, layers);
+                let (wait, wait_per_row) = wait_of(session, peer, layers, wait.has_other);
                 // What comes back has to fit into a frame.
                 let rows_max = rows_max.min(session.context().rows_max);
                 new.push(NewSpan { id, layers, rows_max, returns_logits, fed_by, wait, wait_per_row });
@@ -188,8 +216,11 @@ async fn open_all(
             }
             Err(loss) => {
                 let is_full = matches!(loss, SpanLoss::Failed { kind: FailureKind::Refused, .. });
-                failed =
-                    Some(FailedAttempt { why: format!("peer {}: {loss}", p2p::peer_text(&peer)), is_full, layers });
+                failed = Some(FailedAttempt {
+                    why: format!("{}: {loss}", session.context().peer_name(&peer)),
+                    is_full,
+                    layers,
+                });
                 session.avoid(peer, &loss);
             }
         }
@@ -226,10 +257,13 @@ async fn open_span(
 }
 
 /// How long a run may take: a fixed part, and one for each row.
-fn wait_of(session: &Session, peer: PeerId, layers: LayerRange) -> (Duration, Duration) {
+fn wait_of(session: &Session, peer: PeerId, layers: LayerRange, has_other: bool) -> (Duration, Duration) {
     let context = session.context();
     if context.foreign.contains(&peer) {
-        return (FOREIGN_WAIT, WAIT_MIN / 10);
+        return match has_other {
+            true => (FOREIGN_WAIT_OF_SEVERAL, FOREIGN_WAIT_PER_ROW_OF_SEVERAL),
+            false => (FOREIGN_WAIT, WAIT_MIN / 10),
+        };
     }
     let Some(record) = context.view.record(&context.model, &peer) else { return (WAIT_MIN, WAIT_MIN / 10) };
     let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(WAIT_MIN);

@@ -49,14 +49,26 @@ pub(super) enum SpanLoss {
     Failed { kind: FailureKind, why: String },
     #[error("the connection ended: {why}")]
     Lost { why: Arc<str> },
-    #[error("the peer sent what nobody can have asked for: {why}")]
+    #[error("it sent nonsense: {why}")]
     Malformed { why: Arc<str> },
-    #[error("the peer did not answer in time")]
+    #[error("it did not answer in time")]
     Late,
     #[error("others compute other results")]
     Wrong,
     #[error("the rows have to be run again from the first one on")]
     Replay,
+}
+
+impl SpanLoss {
+    /// The peer said that it has no room, or is not ready. Others may be better, and it may be soon.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Failed { kind: FailureKind::WarmingUp | FailureKind::Refused, .. })
+    }
+
+    /// The peer did nothing for a while before.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, Self::Late | Self::Failed { .. })
+    }
 }
 
 /// Only what a session asked for goes in, and one end of each span, so it is as limited as what the session asks for.
@@ -184,7 +196,11 @@ impl SpanSession {
             };
             let loss = match loss {
                 ForeignLoss::Replay => SpanLoss::Replay,
-                ForeignLoss::Lost { why } => SpanLoss::Lost { why },
+                ForeignLoss::Busy { why, is_full } => {
+                    let kind = if is_full { FailureKind::Refused } else { FailureKind::WarmingUp };
+                    SpanLoss::Failed { kind, why: why.to_string() }
+                }
+                ForeignLoss::Lost { why } => SpanLoss::Failed { kind: FailureKind::Ended, why: why.to_string() },
                 ForeignLoss::Malformed { why } => SpanLoss::Malformed { why },
             };
             let _ = events.send((id, SpanEvent::Ended(loss)));

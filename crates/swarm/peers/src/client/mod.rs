@@ -10,12 +10,14 @@ mod context;
 mod executor;
 mod foreign;
 mod forming;
+mod job;
 mod link;
+mod replay_budget;
 mod session;
 mod session_state;
 mod times;
 
-pub use context::{ClientCounters, ClientOptions, SpanReport};
+pub use context::{ClientCounters, ClientOptions, REPLAY_BYTES_MAX, SpanReport};
 pub use executor::{SwarmClient, SwarmExecutor};
 pub use foreign::{ForeignLoss, ForeignPeer, ForeignPeers, ForeignTask};
 pub use forming::FORM_TIME_MAX;

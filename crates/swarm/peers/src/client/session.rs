@@ -1,46 +1,44 @@
 //! One session of a client: a task that forms a chain, has it run jobs, and replaces spans that fail.
 
+mod checking;
+mod planning;
+mod search;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc as sync};
 use std::time::{Duration, Instant};
 
-use engine::Phase;
-use swarm::{ChainSpan, Offence, PeerChain, PeerId};
+use swarm::{ChainSpan, Offence, PeerId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, info};
 use types::LayerRange;
 
 use super::avoided::{AvoidedPeers, FAILED_FEEDS_MAX};
-use super::check::Check;
 use super::context::{ClientContext, SpanReport, lock};
 use super::forming::{FormedSpans, OpenSpan, form};
+use super::job::{Job, JobReply};
 use super::link::{SpanEvent, SpanLoss};
+use super::replay_budget::ReplayShare;
 use super::session_state::{Action, JobOutput, LossReason, SessionState, SpanId};
 use super::times::JobTimes;
-use crate::wire::{FailureKind, Returned};
+use crate::wire::Returned;
+use search::SessionSearch;
+
+pub(super) use checking::random;
 
 /// How often a session looks for replies that are late.
 const TICK: Duration = Duration::from_millis(50);
+/// After so long without a tick this process stood still.
+const STOOD_STILL: Duration = Duration::from_secs(1);
 /// How long a session keeps a chain on which nothing is run.
 const UNUSED_MAX: Duration = Duration::from_secs(60);
 /// Spot checks of one session that run at once.
 const CHECKS_MAX: usize = 1;
-
-/// Rows that are to be run.
-pub(super) struct Job {
-    pub position: usize,
-    pub phase: Phase,
-    pub rows: Vec<f32>,
-    pub state_rows: usize,
-    /// The logits of the last row serve as well as its state, which is the only one that is needed.
-    pub takes_logits: bool,
-    pub reply: JobReply,
-}
-
-pub(super) type JobReply = sync::Sender<Result<JobOutput, SessionLoss>>;
 
 /// A job that is not done.
 struct WaitingJob {
@@ -51,16 +49,24 @@ struct WaitingJob {
     reply: JobReply,
 }
 
-/// No chain could be had.
+/// Why a session has ended.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct SessionLoss {
     pub why: Arc<str>,
-    /// There are peers for all layers, and they have no room.
-    pub is_full: bool,
+    pub kind: LossKind,
     /// The layers without a peer, and since when one was looked for.
     pub layers: LayerRange,
     pub since: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LossKind {
+    NoChain,
+    /// There are peers for all layers, and they have no room.
+    NoRoom,
+    /// It has to be begun again from its tokens: what it has is wrong, or was dropped.
+    Restart,
 }
 
 /// Layers of a chain that are computed again, without some peers.
@@ -81,6 +87,9 @@ pub(super) struct Session {
     /// The spans before and after the range, in a check.
     outer: [Vec<ChainSpan>; 2],
     avoided: AvoidedPeers,
+    /// Set while a chain is looked for, or one that was found has not run anything yet.
+    search: Option<SessionSearch>,
+    share: ReplayShare,
     state: SessionState,
     spans: Vec<(SpanId, OpenSpan)>,
     has_had_chain: bool,
@@ -118,19 +127,35 @@ impl Session {
     async fn run_part(
         context: Arc<ClientContext>,
         tokens_max: usize,
-        CheckedPart { range, outer, excluded, used }: CheckedPart,
+        part: CheckedPart,
         formed: Option<sync::Sender<Result<(), SessionLoss>>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
         let (events, received) = mpsc::unbounded_channel();
-        let state = SessionState::new(range.start(), [context.hidden, context.vocab], context.options.encoding);
         context.counters.sessions.fetch_add(1, Ordering::Relaxed);
-        let mut session = Self {
+        let mut session = Self::new(context, tokens_max, part, events);
+        session.serve(formed, jobs, received).await;
+        session.context.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn new(
+        context: Arc<ClientContext>,
+        tokens_max: usize,
+        CheckedPart { range, outer, excluded, used }: CheckedPart,
+        events: mpsc::UnboundedSender<(SpanId, SpanEvent)>,
+    ) -> Self {
+        let mut state = SessionState::new(range.start(), [context.hidden, context.vocab], context.options.encoding);
+        if used.is_none() && context.options.verify > 0.0 {
+            state.keep_outputs();
+        }
+        Self {
+            share: context.replay.share(),
             context,
             tokens_max,
             range,
             outer,
             avoided: AvoidedPeers::new(excluded),
+            search: None,
             state,
             spans: Vec::new(),
             has_had_chain: false,
@@ -138,9 +163,7 @@ impl Session {
             used,
             checks: Arc::new(Semaphore::new(CHECKS_MAX)),
             events,
-        };
-        session.serve(formed, jobs, received).await;
-        session.context.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     async fn serve(
@@ -151,7 +174,7 @@ impl Session {
     ) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut lost = VecDeque::new();
+        let (mut lost, mut ticked) = (VecDeque::new(), Instant::now());
         // Jobs wait; their sender may be dropped meanwhile.
         let mut early = Vec::new();
         let first = {
@@ -176,6 +199,9 @@ impl Session {
         let mut unused = pin!(sleep(UNUSED_MAX));
         while ended.is_none() {
             tokio::select! {
+                biased;
+                // What has come is never late.
+                Some((span, event)) = events.recv() => self.handle(span, event, &mut lost),
                 job = jobs.recv() => match job {
                     Some(job) => {
                         is_used = true;
@@ -184,12 +210,23 @@ impl Session {
                     None => return,
                 },
                 () = &mut unused, if !is_used => return,
-                Some((span, event)) = events.recv() => self.handle(span, event, &mut lost),
-                _ = ticks.tick() => self.state.check_deadlines(Instant::now()),
+                () = self.share.asked() => self.drop_kept(),
+                _ = ticks.tick() => {
+                    let now = Instant::now();
+                    self.tick(now, now.saturating_duration_since(ticked), &mut events, &mut lost);
+                    ticked = now;
+                }
             }
-            self.act(&mut lost);
+            if let Some(loss) = self.act(&mut lost) {
+                ended = Some(loss);
+                break;
+            }
             while let Some((span, loss)) = lost.pop_front() {
                 let Some(layers) = self.lose(span, &loss) else { continue };
+                if loss == SpanLoss::Wrong || !self.state.can_replay(layers.start()) {
+                    ended = Some(self.restart(layers, &loss.to_string()));
+                    break;
+                }
                 let began = Instant::now();
                 let mut early = Vec::new();
                 let formed = {
@@ -212,11 +249,21 @@ impl Session {
                 }
                 self.context.times.record_replacing(began.elapsed());
                 self.context.counters.replaced.fetch_add(1, Ordering::Relaxed);
-                self.act(&mut lost);
+                ticked = Instant::now();
+                ended = self.act(&mut lost);
+                if ended.is_some() {
+                    break;
+                }
+            }
+            if self.share.set(self.state.kept_bytes()) {
+                self.drop_kept();
             }
         }
         let Some(loss) = ended else { return };
-        info!(%loss, "a session found no chain");
+        match loss.kind {
+            LossKind::Restart => info!(%loss, "a session is begun again"),
+            _ => info!(%loss, "a session found no chain"),
+        }
         // The spans are closed, and everything that was asked gets an answer.
         self.spans.clear();
         self.waiting.drain().for_each(|(_, job)| drop(job.reply.send(Err(loss.clone()))));
@@ -237,8 +284,12 @@ impl Session {
         match event {
             SpanEvent::Returned(returned) => {
                 self.record(id, &returned);
-                let fed = self.state.fed();
+                let (fed, had_replied) = (self.state.fed(), self.state.has_replied(id));
                 self.state.returned(id, returned);
+                // It does something.
+                if !had_replied && self.state.has_replied(id) {
+                    self.search = None;
+                }
                 if self.state.fed() != fed {
                     self.report_chain();
                 }
@@ -247,18 +298,57 @@ impl Session {
         }
     }
 
-    /// Takes the times of a reply.
+    /// Looks for replies that are late, after those that have come. `stood`: since the last tick.
+    fn tick(
+        &mut self,
+        now: Instant,
+        stood: Duration,
+        events: &mut mpsc::UnboundedReceiver<(SpanId, SpanEvent)>,
+        lost: &mut VecDeque<(SpanId, SpanLoss)>,
+    ) {
+        while let Ok((span, event)) = events.try_recv() {
+            self.handle(span, event, lost);
+        }
+        // Replies may have come that nobody has read.
+        if stood > STOOD_STILL {
+            self.state.postpone(stood);
+        }
+        self.state.check_deadlines(now);
+    }
+
+    /// Takes the times of a reply. Chains are planned with the client's own.
     fn record(&mut self, id: SpanId, returned: &Returned) {
         let Some((_, span)) = self.spans.iter().find(|(known, _)| *known == id) else { return };
-        if returned.states.rows == 1 {
-            let time = returned.compute / u32::try_from(span.layers.count()).unwrap_or(1);
-            self.context.view.add_layer_time(span.peer, time);
+        if returned.states.rows == 1
+            && !self.is_check()
+            && let Some(waited) = self.state.waited(id, returned.run, Instant::now())
+        {
+            // A fed span's rows did not come from here.
+            let way = self.context.round_trip(&span.peer).filter(|_| !self.state.is_fed(id)).unwrap_or_default();
+            self.context.add_layer_time(span.peer, span.layers, waited.saturating_sub(way));
         }
         if !self.is_check() {
             let job = self.state.job_of(id, returned.run);
             let job = job.and_then(|job| self.waiting.get_mut(&job)).map(|job| &mut job.times);
             self.context.times.record_reply(span.peer, returned, job);
         }
+    }
+
+    /// Drops what is only kept for replays and checks.
+    fn drop_kept(&mut self) {
+        let before = self.state.kept_bytes();
+        self.state.drop_kept();
+        let bytes = self.state.kept_bytes();
+        self.share.dropped(bytes);
+        if bytes < before {
+            debug!(bytes = before - bytes, "rows of a session are not kept any more");
+            self.context.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The session ends, to be begun again from its tokens.
+    fn restart(&self, layers: LayerRange, why: &str) -> SessionLoss {
+        SessionLoss { why: why.into(), kind: LossKind::Restart, layers, since: Instant::now() }
     }
 
     /// Whether its rows may be in a step, for which other sessions of the client wait.
@@ -271,9 +361,14 @@ impl Session {
         self.used.is_some()
     }
 
-    fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) {
+    /// Carries out what the state wants. Returns why the session cannot go on.
+    fn act(&mut self, lost: &mut VecDeque<(SpanId, SpanLoss)>) -> Option<SessionLoss> {
+        let mut ended = None;
         for action in self.state.take_actions() {
             match action {
+                Action::Unreplayable => {
+                    ended = Some(self.restart(self.range, "rows that were needed again were not kept"));
+                }
                 Action::Expect { from, run, rows } => {
                     if let Some(span) = self.span_mut(from) {
                         span.session.expect(run, rows);
@@ -304,7 +399,7 @@ impl Session {
                     if !self.is_check() {
                         self.context.times.record_step(&job.times, Instant::now());
                     }
-                    self.check_some(&job, &output);
+                    self.check_some(job.end, job.rows);
                     // An error means that the engine has dropped the step.
                     let _ = job.reply.send(Ok(output));
                 }
@@ -321,77 +416,44 @@ impl Session {
                 }
             }
         }
+        ended
     }
 
     fn span_mut(&mut self, id: SpanId) -> Option<&mut OpenSpan> {
         self.spans.iter_mut().find(|(known, _)| *known == id).map(|(_, span)| span)
     }
 
-    /// Has a part of the jobs checked, each at one span.
-    fn check_some(&self, job: &WaitingJob, output: &JobOutput) {
-        let context = &self.context;
-        if self.is_check() || context.options.verify <= 0.0 || random() >= context.options.verify {
-            return;
-        }
-        let index = (random() * self.spans.len() as f64) as usize;
-        let (Some((id, span)), Ok(permit)) = (self.spans.get(index), Arc::clone(&self.checks).try_acquire_owned())
-        else {
-            return;
-        };
-        let after = match (index + 1 == self.spans.len(), output) {
-            (true, JobOutput::States(states)) => states.clone(),
-            // Others return states, which are not comparable with logits.
-            (true, _) => return,
-            (false, _) => {
-                let Some((rows, _)) = self.state.rows_before_layer(span.layers.end(), job.end) else { return };
-                rows[(job.end - job.rows) * context.hidden..].to_vec()
-            }
-        };
-        let before = self.state.rows_before_layer(span.layers.start(), job.end).filter(|_| !after.is_empty());
-        let Some((before, phases)) = before else { return };
-        let spans = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
-            spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
-        };
-        let check = Check {
-            span: *id,
-            peer: span.peer,
-            layers: span.layers,
-            outer: [spans(&self.spans[..index]), spans(&self.spans[index + 1..])],
-            before: before.to_vec(),
-            phases: phases.to_vec(),
-            after,
-            events: self.events.clone(),
-        };
-        let context = Arc::clone(context);
-        tokio::spawn(async move {
-            check.run(context).await;
-            drop(permit);
-        });
-    }
-
     /// Closes a span, and remembers why. Returns its layers, unless it has been replaced already.
     fn lose(&mut self, id: SpanId, loss: &SpanLoss) -> Option<LayerRange> {
         let index = self.spans.iter().position(|(known, _)| *known == id)?;
         let (_, span) = self.spans.remove(index);
-        info!(peer = %span.peer, layers = %span.layers, %loss, "a span of a chain is replaced");
+        let (now, peer) = (Instant::now(), self.context.peer_name(&span.peer));
+        info!(peer, layers = %span.layers, %loss, "a span of a chain is replaced");
+        if self.state.has_replied(id) {
+            self.search = None;
+        }
+        let since = self.state.owes_since(id).filter(|_| loss.is_silence()).unwrap_or(now);
+        self.note_failure(span.peer, loss, since);
         let before = self.spans.iter().find(|(_, before)| before.layers.meets(span.layers));
         let feeder = before.map(|(_, before)| before.peer).filter(|_| self.state.is_fed(id));
         match (loss, feeder) {
             // It may have computed right from wrong rows that were passed on to it.
             (SpanLoss::Wrong, Some(feeder)) => {
                 [span.peer, feeder].iter().for_each(|peer| self.context.view.report(*peer, Offence::Malformed));
-                self.avoided.add_failed_feeds(feeder, FAILED_FEEDS_MAX);
+                self.avoided.add_failed_feeds(feeder, FAILED_FEEDS_MAX, now);
             }
             (SpanLoss::Failed { .. }, Some(feeder)) => {
                 self.context.report(span.peer, loss);
-                self.avoided.add_failed_feeds(feeder, 1);
+                self.avoided.add_failed_feeds(feeder, 1, now);
             }
             _ => self.context.report(span.peer, loss),
         }
         self.waiting.values_mut().for_each(|job| job.times.disturb());
-        // A session that only has to be begun again may be at the same peer.
-        if *loss != SpanLoss::Replay {
-            self.avoided.add(span.peer);
+        match loss {
+            // A session that only has to be begun again may be at the same peer.
+            SpanLoss::Replay => {}
+            loss if loss.is_busy() => self.avoided.add_busy(span.peer, now),
+            _ => self.avoided.add(span.peer, now),
         }
         Some(span.layers)
     }
@@ -456,72 +518,17 @@ impl Session {
 
     pub(super) fn avoid(&mut self, peer: PeerId, loss: &SpanLoss) {
         debug!(%peer, %loss, "a peer did not open a session");
+        let now = Instant::now();
+        self.note_failure(peer, loss, now);
         self.context.report_refusal(peer, loss);
-        match loss {
-            SpanLoss::Failed { kind: FailureKind::WarmingUp | FailureKind::Refused, .. } => self.avoided.add_busy(peer),
-            _ => self.avoided.add(peer),
+        match loss.is_busy() {
+            true => self.avoided.add_busy(peer, now),
+            false => self.avoided.add(peer, now),
         }
     }
 
     /// Whether a peer may pass rows on.
     pub(super) fn may_feed(&self, peer: &PeerId) -> bool {
-        self.avoided.may_feed(peer)
+        self.avoided.may_feed(peer, Instant::now())
     }
-
-    /// Whether there is a chain without a peer.
-    pub(super) fn has_other(&mut self, peer: PeerId, layers: LayerRange, around: [&[(SpanId, OpenSpan)]; 2]) -> bool {
-        let [mut avoided, _] = self.avoided.now();
-        avoided.insert(peer);
-        self.plan_without(&avoided, layers, around).is_ok()
-    }
-
-    /// The spans for some layers of the fastest chain that has these spans around them. True if one of them is at a peer that was busy
-    /// a moment ago: there are no others.
-    pub(super) fn plan(
-        &mut self,
-        layers: LayerRange,
-        around: [&[(SpanId, OpenSpan)]; 2],
-    ) -> Result<(Vec<ChainSpan>, bool), swarm::RouteError> {
-        let [avoided, always] = self.avoided.now();
-        match self.plan_without(&avoided, layers, around) {
-            Err(_) if avoided != always => Ok((self.plan_without(&always, layers, around)?, true)),
-            planned => Ok((planned?, false)),
-        }
-    }
-
-    fn plan_without(
-        &self,
-        excluded: &HashSet<PeerId>,
-        layers: LayerRange,
-        around: [&[(SpanId, OpenSpan)]; 2],
-    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
-        self.context.prefer_states(excluded, |excluded| self.plan_excluding(excluded, layers, around))
-    }
-
-    fn plan_excluding(
-        &self,
-        excluded: &HashSet<PeerId>,
-        layers: LayerRange,
-        around: [&[(SpanId, OpenSpan)]; 2],
-    ) -> Result<Vec<ChainSpan>, swarm::RouteError> {
-        let (view, request) = (&self.context.view, self.context.request(self.tokens_max));
-        let own = |spans: &[(SpanId, OpenSpan)]| -> Vec<ChainSpan> {
-            spans.iter().map(|(_, span)| ChainSpan { peer: span.peer, layers: span.layers }).collect()
-        };
-        if layers.count() == self.context.layers && self.outer.iter().all(Vec::is_empty) {
-            return Ok(view.plan(request, excluded)?.spans);
-        }
-        // Who had the layers does not matter: its span is replaced.
-        let lost = ChainSpan { peer: PeerId::new(&[0]).expect("a byte is an id"), layers };
-        let [before, after] = around.map(own);
-        let spans = [&self.outer[0][..], &before, &[lost], &after, &self.outer[1]].concat();
-        let chain = view.replace(request, excluded, &PeerChain { spans, token_seconds: 0.0 }, layers)?;
-        let is_new = |span: &ChainSpan| span.layers.start() >= layers.start() && span.layers.end() <= layers.end();
-        Ok(chain.spans.into_iter().filter(is_new).collect())
-    }
-}
-
-/// Uniform in 0..1.
-fn random() -> f64 {
-    (engine::fresh_seed() >> 11) as f64 / (1_u64 << 53) as f64
 }

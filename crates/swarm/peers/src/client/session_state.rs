@@ -5,18 +5,23 @@
 //! Where a peer cannot pass rows on, the client does.
 //!
 //! Rows that a peer gets twice are harmless: it discards what it had from their position on.
+//!
+//! The client may drop rows that all peers have, to save memory. Then no span can be replaced any more: the session has to be
+//! begun again from its tokens.
 
+mod rows;
 mod span;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::Phase;
 use types::LayerRange;
 
 use crate::wire::{Activations, Encoding, PushKey, Returned, Run};
+use rows::KeptRows;
 use span::{Due, RUNS_DUE_MAX, Span};
 
 pub(super) use span::{NewSpan, SpanId};
@@ -74,6 +79,8 @@ pub(super) enum Action {
         span: SpanId,
         why: LossReason,
     },
+    /// A span needs rows that were dropped.
+    Unreplayable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +99,9 @@ pub(super) struct SessionState {
     first: usize,
     spans: Vec<Span>,
     /// The activations before a layer, `[rows, hidden]`.
-    inputs: BTreeMap<usize, Vec<f32>>,
+    inputs: BTreeMap<usize, KeptRows>,
+    /// What the last span has returned, by position, if that is kept.
+    outputs: Option<BTreeMap<usize, Vec<f32>>>,
     /// Of the rows before the first layer.
     phases: Vec<Phase>,
     jobs: VecDeque<Job>,
@@ -110,11 +119,17 @@ impl SessionState {
             first,
             spans: Vec::new(),
             inputs: BTreeMap::new(),
+            outputs: None,
             phases: Vec::new(),
             jobs: VecDeque::new(),
             next_number: 0,
             actions: Vec::new(),
         }
+    }
+
+    /// From now on what the last span returns is kept too, to be checked.
+    pub fn keep_outputs(&mut self) {
+        self.outputs.get_or_insert_default();
     }
 
     pub fn take_actions(&mut self) -> Vec<Action> {
@@ -136,10 +151,26 @@ impl SessionState {
         self.spans[self.index(id)?].due.get(&run)?.job
     }
 
-    /// The first rows before a layer, if the client has them, and their phases.
-    pub fn rows_before_layer(&self, layer: usize, rows: usize) -> Option<(&[f32], &[Phase])> {
-        let values = self.inputs.get(&layer)?.get(..rows * self.hidden)?;
-        Some((values, self.phases.get(..rows)?))
+    /// Whether a span's peer has done anything yet.
+    pub fn has_replied(&self, id: SpanId) -> bool {
+        self.index(id).is_some_and(|index| self.spans[index].has_replied)
+    }
+
+    /// Since when a span's peer owes a reply.
+    pub fn owes_since(&self, id: SpanId) -> Option<Instant> {
+        self.spans[self.index(id)?].due.values().filter_map(|due| due.since).min()
+    }
+
+    /// How long a run of a span has been due; `None` if nobody knows when it came there.
+    pub fn waited(&self, id: SpanId, run: u64, now: Instant) -> Option<Duration> {
+        let since = self.spans[self.index(id)?].due.get(&run)?.since?;
+        Some(now.saturating_duration_since(since))
+    }
+
+    /// This process stood still: nobody is late because of that.
+    pub fn postpone(&mut self, stood: Duration) {
+        let due = self.spans.iter_mut().flat_map(|span| span.due.values_mut());
+        due.filter_map(|due| due.since.as_mut()).for_each(|since| *since += stood);
     }
 
     /// Adds rows before the first layer, and returns the number of the job. What the session had from their position on is
@@ -155,8 +186,7 @@ impl SessionState {
     ) -> u64 {
         self.truncate(position);
         let count = rows.len() / self.hidden;
-        let inputs = self.inputs.entry(self.first).or_default();
-        inputs.extend_from_slice(rows);
+        self.inputs.entry(self.first).or_insert_with(|| KeptRows::new(self.hidden)).append(rows);
         self.phases.resize(position + count, phase);
         let number = self.number();
         self.jobs.push_back(Job { number, position, rows: count, state_rows, takes_logits });
@@ -173,7 +203,11 @@ impl SessionState {
         let at = at.unwrap_or(self.spans.len());
         self.spans.retain(|span| !is_within(span));
         let count = new.len();
-        let spans = new.into_iter().map(Span::new);
+        if at == self.spans.len() {
+            self.outputs.iter_mut().for_each(BTreeMap::clear);
+        }
+        // Rows after these layers that are known came from others.
+        let spans: Vec<_> = new.into_iter().map(|new| Span::new(self.rows_before(new.layers.end()), new)).collect();
         self.spans.splice(at..at, spans);
         if let Some(after) = self.spans.get_mut(at + count) {
             after.new.fed_by = after_fed_by;
@@ -198,8 +232,9 @@ impl SessionState {
             return;
         }
         self.spans[index].ran(&due);
+        self.spans[index].has_replied = true;
         if index + 1 == self.spans.len() {
-            self.finish(due.job, returned.states.values);
+            self.finish(&due, returned.states.values);
         } else if due.states > 0 {
             if !due.is_discarded {
                 self.append(index, due.position, &returned.states.values);
@@ -298,15 +333,15 @@ impl SessionState {
     }
 
     fn rows_before(&self, layer: usize) -> usize {
-        self.inputs.get(&layer).map_or(0, |values| values.len() / self.hidden)
+        self.inputs.get(&layer).map_or(0, KeptRows::len)
     }
 
     fn truncate(&mut self, position: usize) {
         if position >= self.phases.len() {
             return;
         }
-        let values = position * self.hidden;
-        self.inputs.values_mut().for_each(|rows| rows.truncate(values));
+        self.inputs.values_mut().for_each(|rows| rows.truncate(position));
+        self.outputs.iter_mut().for_each(|rows| drop(rows.split_off(&position)));
         self.phases.truncate(position);
         self.spans.iter_mut().for_each(|span| span.truncate(position));
         let (kept, dropped) = self.jobs.drain(..).partition(|job| job.position + job.rows <= position);
@@ -318,22 +353,26 @@ impl SessionState {
 
     /// Adds what a span returned to the input of the next one.
     fn append(&mut self, index: usize, position: usize, states: &[f32]) {
-        let rows = self.inputs.entry(self.spans[index].new.layers.end()).or_default();
-        let start = position * self.hidden;
+        let layer = self.spans[index].new.layers.end();
+        let rows = self.inputs.entry(layer).or_insert_with(|| KeptRows::new(self.hidden));
         // Rows before them are missing only if a peer replies out of order; they are asked for again.
-        if start > rows.len() {
-            self.spans[index].sent = rows.len() / self.hidden;
+        if position > rows.len() {
+            self.spans[index].sent = rows.len();
             return;
         }
-        let known = rows.len() - start;
-        if let Some(more) = states.get(known..) {
-            rows.extend_from_slice(more);
+        if let Some(more) = states.get((rows.len() - position) * self.hidden..) {
+            rows.append(more);
         }
     }
 
     /// The last span returned what was due of a job.
-    fn finish(&mut self, job: Option<u64>, values: Vec<f32>) {
-        let Some(index) = self.jobs.iter().position(|known| Some(known.number) == job) else { return };
+    fn finish(&mut self, due: &Due, values: Vec<f32>) {
+        let ends_in_logits = self.ends_in_logits();
+        if let Some(outputs) = self.outputs.as_mut().filter(|_| !ends_in_logits && !due.is_discarded) {
+            let rows = values.chunks_exact(self.hidden).map(<[f32]>::to_vec);
+            outputs.extend((due.end() - due.states..due.end()).zip(rows));
+        }
+        let Some(index) = self.jobs.iter().position(|known| Some(known.number) == due.job) else { return };
         let Some(Job { number, state_rows, takes_logits, .. }) = self.jobs.remove(index) else { return };
         let output = match (self.ends_in_logits() && state_rows > 0, takes_logits) {
             (false, _) => JobOutput::States(values),
@@ -356,6 +395,10 @@ impl SessionState {
         loop {
             let (from, have) = (self.spans[index].sent, self.rows_before(layers.start()));
             if from >= have || self.spans[index].is_coming(from) || !self.may_send(index, from) {
+                return;
+            }
+            if self.inputs.get(&layers.start()).is_some_and(|rows| from < rows.first()) {
+                self.actions.push(Action::Unreplayable);
                 return;
             }
             let Some((rows, job)) = self.chunk(from, have, self.spans[index].new.rows_max) else { return };
@@ -385,7 +428,7 @@ impl SessionState {
 
     /// Every time rows are sent they are another run: a reply tells which of them it is about.
     fn send(&mut self, index: usize, job: Option<u64>, rows: std::ops::Range<usize>, is_silent: bool) {
-        let (run, count, hidden) = (self.number(), rows.len(), self.hidden);
+        let (run, count) = (self.number(), rows.len());
         let is_last = index + 1 == self.spans.len();
         // Other spans pass it on, possibly to one that takes the place of a last one that returned logits.
         let state_rows = if is_last { self.returned_rows(job) } else { self.state_rows(job) };
@@ -395,7 +438,9 @@ impl SessionState {
             (false, false) => count,
         };
         let layer = self.spans[index].new.layers.start();
-        let values = self.inputs[&layer][rows.start * hidden..rows.end * hidden].to_vec();
+        // `pump` sends what is there.
+        let Some(values) = self.inputs.get(&layer).and_then(|kept| kept.get(rows.clone())) else { return };
+        let values = values.to_vec();
         let activations = Activations { encoding: self.encoding, rows: count, values };
         let phase = self.phases[rows.start];
         let message = Run { run, position: rows.start, phase, state_rows, is_silent, activations };

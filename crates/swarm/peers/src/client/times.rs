@@ -1,7 +1,8 @@
 //! `ClientTimes`: how long steps take, in all and at each peer, and what each peer did, for people and for metrics.
 //!
 //! A peer tells how long rows waited and ran there. What is left of the time between two replies is the way: clocks of different
-//! machines are not compared. A peer that tells more than has passed is cut to what has passed.
+//! machines are not compared. A peer that tells more than has passed is cut to what has passed. Nothing is decided by what peers tell:
+//! chains are planned with times that the client measured ([`add_layer_time`](super::context::ClientContext::add_layer_time)).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,6 +39,7 @@ pub struct StepTimes {
 /// What one peer did for this client, except for spot checks of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PeerTimes {
+    /// As the peer says.
     pub compute: MeanTime,
     /// Rows that waited there for those of others.
     pub queue: MeanTime,

@@ -4,7 +4,7 @@
 //! [`SERVERS_MAX`] are used. Servers that the user named, and peers that speak our own protocol, are left to those.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use libp2p_core::Multiaddr;
@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use types::{DType, LayerRange};
 
 use super::dht_client::{DhtClient, FoundServer};
-use super::foreign::KwaaiPeer;
+use super::foreign::{KwaaiPeer, with_cause};
 use super::span::KwaaiRoute;
 use crate::client::ForeignPeers;
 use crate::dial::Dial;
@@ -24,6 +24,8 @@ use crate::view::{SwarmView, now};
 
 /// How often the registries are asked.
 const LOOK_UP: Duration = Duration::from_secs(60);
+/// The same while it knows of none.
+const LOOK_UP_AGAIN: Duration = Duration::from_secs(10);
 /// How often the finder looks for servers that turn out to speak our own protocol.
 const CHECK: Duration = Duration::from_secs(5);
 /// How long a server is used that only registries named that do not answer any more.
@@ -84,6 +86,22 @@ pub struct KwaaiFinder {
     view: Arc<SwarmView>,
     foreign: ForeignPeers,
     used: HashMap<PeerId, UsedServer>,
+    found: Arc<FinderReport>,
+}
+
+/// What the registries said last, for people.
+#[derive(Debug, Default)]
+pub struct FinderReport(Mutex<Option<String>>);
+
+impl FinderReport {
+    /// A sentence, once they were asked.
+    pub fn text(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
 }
 
 struct UsedServer {
@@ -104,7 +122,13 @@ impl KwaaiFinder {
         foreign: ForeignPeers,
     ) -> Self {
         let registries = DhtClient::new(registries);
-        Self { registries, repository, model, dial, view, foreign, used: HashMap::new() }
+        let (used, found) = (HashMap::new(), Arc::default());
+        Self { registries, repository, model, dial, view, foreign, used, found }
+    }
+
+    /// What the registries said, also later.
+    pub fn report(&self) -> Arc<FinderReport> {
+        Arc::clone(&self.found)
     }
 
     /// Looks servers up until it is dropped.
@@ -112,7 +136,8 @@ impl KwaaiFinder {
         loop {
             self.look_up().await;
             let since = Instant::now();
-            while since.elapsed() < LOOK_UP {
+            let wait = if self.used.is_empty() { LOOK_UP_AGAIN } else { LOOK_UP };
+            while since.elapsed() < wait {
                 sleep(CHECK).await;
                 self.leave_own();
             }
@@ -123,12 +148,21 @@ impl KwaaiFinder {
     pub async fn look_up(&mut self) -> usize {
         let layers = u32::try_from(self.model.layers).unwrap_or(u32::MAX);
         let (servers, answers) = self.registries.find(&self.repository, layers, SystemTime::now()).await;
+        let mut said = Vec::new();
         for (registry, answer) in &answers {
             match answer {
-                Ok(found) => debug!(%registry, found, "servers of KwaaiNet"),
-                Err(error) => warn!(%registry, %error, "a registry of KwaaiNet gave no answer"),
+                Ok(found) => {
+                    debug!(%registry, found, "servers of KwaaiNet");
+                    said.push(format!("the registry {registry} names {found} servers of {}", self.repository));
+                }
+                Err(error) => {
+                    let why = with_cause(error);
+                    warn!(%registry, "a registry of KwaaiNet gave no answer: {why}");
+                    said.push(format!("the registry {registry} gave no answer: {why}"));
+                }
             }
         }
+        self.found.set(said.join("; "));
         // Before the others are left: their records are their own.
         self.leave_own();
         let own = self.own_peers();

@@ -24,7 +24,7 @@ mod span;
 
 pub use calls::CallLimits;
 pub use dht_client::{DhtClient, FoundServer, KwaaiAnnouncement};
-pub use finder::{KwaaiFinder, KwaaiModel, insert_record};
+pub use finder::{FinderReport, KwaaiFinder, KwaaiModel, insert_record};
 pub use foreign::KwaaiPeer;
 pub use frames::KwaaiStreamError;
 pub use local::serve_local;

@@ -23,6 +23,8 @@ use super::random_bytes;
 use crate::block::{BlockRows, BlockStates};
 use crate::dial::{ByteStream, Dial};
 
+/// How long a connection to the local TCP bypass may take.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// What a reply has beside its values: names, or the text of a failure.
 const REPLY_OVERHEAD_BYTES_MAX: usize = 64 << 10;
 
@@ -59,7 +61,7 @@ pub enum KwaaiSpanOutput {
 pub struct KwaaiSpanLimits {
     /// For one call. The server gives up after 30 seconds itself.
     pub call_timeout: Duration,
-    /// How long a server may be warming up, or have no room, until the span fails.
+    /// How long a server may be warming up, or have no room, until the span fails. Then others are tried, or it again.
     pub retry_max: Duration,
     /// The first wait before a call is sent again; each further one is twice as long, up to the last.
     pub retry_first: Duration,
@@ -70,9 +72,9 @@ impl Default for KwaaiSpanLimits {
     fn default() -> Self {
         Self {
             call_timeout: Duration::from_secs(35),
-            retry_max: Duration::from_secs(60),
+            retry_max: Duration::from_secs(2),
             retry_first: Duration::from_millis(250),
-            retry_last: Duration::from_secs(8),
+            retry_last: Duration::from_secs(1),
         }
     }
 }
@@ -90,13 +92,13 @@ pub enum SpanError {
     Shape { found: usize, hidden: usize, state_rows: usize },
     #[error("rows of {hidden} values do not fit into KwaaiNet's frames or into f16: {source}")]
     Unsendable { hidden: usize, source: KwaaiWireError },
-    #[error("the server is not ready: {0}")]
+    #[error("it is not ready: {0}")]
     NotReady(KwaaiFailure),
-    #[error("the server did not compute: {0}")]
+    #[error("it did not compute: {0}")]
     Failed(KwaaiFailure),
-    #[error("the server could not be reached")]
+    #[error("it could not be reached")]
     Unreachable(#[source] io::Error),
-    #[error("the server gave no answer within {0:?}")]
+    #[error("it gave no answer within {0:?}")]
     TimedOut(Duration),
     #[error("the connection to the server broke")]
     Broken(#[source] KwaaiStreamError),
@@ -235,7 +237,9 @@ impl KwaaiSpan {
                 Ok((exchange(&mut stream, FrameForm::Enveloped, &frame, max).await?, Some(call)))
             }
             KwaaiRoute::Local(address) => {
-                let mut stream = TcpStream::connect(address).await.map_err(SpanError::Unreachable)?;
+                let connected = timeout(CONNECT_TIME_MAX, TcpStream::connect(address)).await;
+                let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                let mut stream = connected.map_err(SpanError::Unreachable)?;
                 stream.set_nodelay(true).map_err(SpanError::Unreachable)?;
                 let frame = local_frame(&request.encode()).map_err(unsendable)?;
                 Ok((exchange(&mut stream, FrameForm::Local, &frame, max).await?, None))

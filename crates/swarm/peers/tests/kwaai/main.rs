@@ -5,6 +5,7 @@
 //! them; greedy tokens are compared where they are equal in spite of that, which they are for the prompts that are used.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod absent;
 mod finder;
 mod fixture;
 mod hostile;

@@ -47,7 +47,11 @@ impl Swarm {
     }
 
     pub fn engine(&self, draft_tokens_max: usize) -> SwarmEngine {
-        let executor = self.model.client(&self.network, ClientOptions::default());
+        self.engine_with(ClientOptions::default(), draft_tokens_max)
+    }
+
+    fn engine_with(&self, options: ClientOptions, draft_tokens_max: usize) -> SwarmEngine {
+        let executor = self.model.client(&self.network, options);
         let options = EngineOptions { chunk: 16, draft_tokens_max, ..EngineOptions::default() };
         Engine::with_options(executor, options)
     }
@@ -192,4 +196,36 @@ async fn without_a_chain_a_request_waits_for_one() {
     loading.await.unwrap();
     assert_eq!(found, [expected]);
     assert_eq!(engine.executor().capacity().pages_free, engine.executor().capacity().pages_total);
+}
+
+/// What is kept for replays is dropped when it is too much; a session that then loses a peer is begun again from its tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_after_the_memory_for_replays_was_used_up_changes_no_token() {
+    let swarm = Swarm::new();
+    let prompts: Vec<Vec<TokenId>> =
+        (0..3).map(|number| qwen3_prompts().concat().repeat(9)[number..300].to_vec()).collect();
+    let expected = swarm.expected(&prompts);
+    // All rows of the three would take six times as much, before two spans.
+    let row_bytes = 4 * swarm.model.checkpoint.description().hidden;
+    let replay_bytes_max = 300 * row_bytes;
+    let mut engine = swarm.engine_with(ClientOptions { replay_bytes_max, ..ClientOptions::default() }, 0);
+    let client = engine.executor().client();
+    let mut is_broken = false;
+    let requests = prompts.iter().map(|prompt| Request::greedy(prompt.clone(), TOKENS)).collect();
+    let found = tokio::task::block_in_place(|| {
+        run(&mut engine, requests, |tokens, _| {
+            if tokens >= 3 * prompts.len() && !is_broken {
+                is_broken = true;
+                // All but the one that has the whole model.
+                swarm.blocks[..4].iter().for_each(|(peer, _)| swarm.network.fail(*peer, Fault::Cut));
+            }
+        })
+    });
+    assert_eq!(found, expected);
+    assert!(client.counters().dropped.load(Ordering::Relaxed) > 0);
+    assert!(engine.stats().preemptions > 0, "a session was begun again");
+    // Beside the budget, what comes until a session drops its rows.
+    let coming = prompts.len() * 2 * 64 * row_bytes;
+    let peak = client.replay_bytes_peak();
+    assert!(peak <= replay_bytes_max / 4 * 5 + coming, "{peak} of {replay_bytes_max}");
 }

@@ -7,6 +7,7 @@ mod gated;
 mod hoarder;
 mod hostile;
 mod hostile_peers;
+mod independent;
 mod loss;
 mod lying;
 mod mangler;

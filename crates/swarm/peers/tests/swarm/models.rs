@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use engine::{CoordinatorStage, LocalExecutor, Stage};
+use engine::{CoordinatorStage, Executor, LocalExecutor, Stage};
 use kernels::StepLimits;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use model::{Checkpoint, Limits, LoadOptions, ModelPart};
@@ -17,11 +17,11 @@ use tokio::runtime::Handle;
 use types::{LayerRange, TokenId};
 
 use crate::gated::{Gate, GatedStage};
-use crate::lying::LyingStage;
+use crate::lying::{Lie, LyingStage};
 use crate::network::Network;
 
 pub const LIMITS: Limits =
-    Limits { step: StepLimits { rows: 64, sequences: 16, pages: 128 }, logit_rows: 64, kv_pages: 64, positions: 400 };
+    Limits { step: StepLimits { rows: 64, sequences: 16, pages: 128 }, logit_rows: 64, kv_pages: 64, positions: 600 };
 const OPTIONS: LoadOptions = LoadOptions { keep: None, limits: LIMITS };
 
 fn backend() -> CpuBackend {
@@ -57,10 +57,14 @@ impl Model {
     }
 
     /// A block that returns something else than it computed.
-    pub fn lying_block(&self, layers: LayerRange) -> BlockHandle {
+    pub fn lying_block(&self, layers: LayerRange, lie: Lie) -> BlockHandle {
+        self.block_of(layers, Box::new(LyingStage::new(self.stage(layers), lie)), BlockLimits::default())
+    }
+
+    /// A block with a stage of a test.
+    pub fn block_of(&self, layers: LayerRange, stage: Box<dyn Executor>, limits: BlockLimits) -> BlockHandle {
         let block = BlockHandle::warming_up();
-        let stage = LyingStage(self.stage(layers));
-        block.serve(Box::new(stage), self.shape(layers), BlockLimits::default()).unwrap();
+        block.serve(stage, self.shape(layers), limits).unwrap();
         block
     }
 
@@ -77,7 +81,7 @@ impl Model {
         block.serve(Box::new(self.stage(layers)), self.shape(layers), limits).unwrap();
     }
 
-    fn stage(&self, layers: LayerRange) -> Stage<CpuBackend> {
+    pub fn stage(&self, layers: LayerRange) -> Stage<CpuBackend> {
         Stage::load(backend(), &self.checkpoint, &OPTIONS, layers, &mut |_| {}).unwrap()
     }
 

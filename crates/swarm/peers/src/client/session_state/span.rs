@@ -38,6 +38,9 @@ pub(super) struct Span {
     pub sent: usize,
     /// Runs whose reply is due.
     pub due: BTreeMap<u64, Due>,
+    pub has_replied: bool,
+    /// Its own peer has returned the rows after its layers that are known from here on; others those before.
+    pub own_from: usize,
     /// Its peer may have rows from here on that were discarded, until it has run others in their place.
     stale_from: Option<usize>,
 }
@@ -64,8 +67,9 @@ impl Due {
 }
 
 impl Span {
-    pub fn new(new: NewSpan) -> Self {
-        Self { new, sent: 0, due: BTreeMap::new(), stale_from: None }
+    /// The first `known` rows after its layers came from others.
+    pub fn new(known: usize, new: NewSpan) -> Self {
+        Self { new, sent: 0, due: BTreeMap::new(), has_replied: false, own_from: known, stale_from: None }
     }
 
     pub fn is_fed(&self) -> bool {
@@ -80,6 +84,7 @@ impl Span {
             from = from.min(due.position);
         }
         self.sent = self.sent.min(from);
+        self.own_from = self.own_from.min(position);
         self.stale_from = Some(self.stale_from.map_or(from, |known| known.min(from)));
     }
 

@@ -54,6 +54,7 @@ fn rows_that_are_not_passed_on_reach_the_next_peer_by_the_client() {
             unasked: 10,
             overtaking: 10,
             logits: 0,
+            unkept: 0,
         },
     ] {
         assert!(run_worlds(faults)[0] > 500);
@@ -114,4 +115,116 @@ fn a_long_replay_is_sent_in_parts_as_the_peer_answers() {
         due.extend(sends(&mut state));
     }
     assert_eq!(runs, 50);
+}
+
+#[test]
+fn a_session_goes_on_without_what_it_kept_and_is_begun_again_after_a_loss() {
+    for faults in [
+        Faults { unkept: 20, ..Faults::default() },
+        Faults { unkept: 20, lost: 5, ..Faults::default() },
+        Faults {
+            unkept: 10,
+            lost: 3,
+            silent: 1,
+            garbled: 1,
+            unlinked: 10,
+            dropped: 10,
+            overtaking: 10,
+            ..Faults::default()
+        },
+    ] {
+        assert!(run_worlds(faults)[0] > 300);
+    }
+}
+
+#[test]
+fn rows_that_all_peers_have_are_dropped_and_no_others() {
+    let mut state = SessionState::new(0, [1, 1], Encoding::F32);
+    let layers = |start, end| LayerRange::new(start, end).unwrap();
+    let span = |id, layers| {
+        let (rows_max, returns_logits, fed_by) = (8, false, None);
+        NewSpan { id: SpanId(id), layers, rows_max, returns_logits, fed_by, wait: WAIT, wait_per_row: WAIT }
+    };
+    state.replace(layers(0, 2), vec![span(1, layers(0, 1)), span(2, layers(1, 2))], None);
+    let sent = |state: &mut SessionState| {
+        let actions = state.take_actions().into_iter();
+        actions.filter_map(|action| if let Action::Send { run, .. } = action { Some(run) } else { None }).next()
+    };
+    let reply = |run: &Run, rows: usize| {
+        let states = Activations { encoding: Encoding::F32, rows, values: vec![1.0; rows] };
+        Returned { run: run.run, passed_on: None, compute: Duration::ZERO, queued: Duration::ZERO, states }
+    };
+    state.add_job(0, Phase::Prefill, &[1.0; 8], 1, false);
+    let run = sent(&mut state).unwrap();
+    state.drop_kept();
+    assert_eq!(state.kept_bytes(), 32, "the reply is due");
+    state.returned(SpanId(1), reply(&run, 8));
+    let run = sent(&mut state).unwrap();
+    state.drop_kept();
+    assert_eq!(state.kept_bytes(), 32, "those before the second span");
+    assert!(!state.can_replay(0) && state.can_replay(1));
+    state.returned(SpanId(2), reply(&run, 1));
+    state.drop_kept();
+    assert!(state.kept_bytes() == 0 && !state.can_replay(1));
+    // The next token is run as before.
+    state.take_actions();
+    state.add_job(8, Phase::Decode, &[1.0], 1, false);
+    let run = sent(&mut state).unwrap();
+    assert_eq!((run.position, run.activations.values.len()), (8, 1));
+    state.returned(SpanId(1), reply(&run, 1));
+    assert_eq!(sent(&mut state).unwrap().position, 8);
+    // A new peer cannot have the rows.
+    state.replace(layers(1, 2), vec![span(3, layers(1, 2))], None);
+    assert!(state.take_actions().contains(&Action::Unreplayable));
+}
+
+/// What another peer has returned says nothing about the one that took its place.
+#[test]
+fn a_peer_answers_for_its_own_rows() {
+    let mut state = SessionState::new(0, [1, 1], Encoding::F32);
+    state.keep_outputs();
+    let layers = |start, end| LayerRange::new(start, end).unwrap();
+    let span = |id, layers| {
+        let (rows_max, returns_logits, fed_by) = (8, false, None);
+        NewSpan { id: SpanId(id), layers, rows_max, returns_logits, fed_by, wait: WAIT, wait_per_row: WAIT }
+    };
+    state.replace(layers(0, 2), vec![span(1, layers(0, 1)), span(2, layers(1, 2))], None);
+    let run = |state: &mut SessionState, job: Option<(usize, usize)>, value: f32| {
+        if let Some((position, rows)) = job {
+            state.add_job(position, Phase::Decode, &vec![1.0; rows], 1, false);
+        }
+        loop {
+            let sends = state.take_actions().into_iter().filter_map(|action| match action {
+                Action::Send { to, run } => Some((to, run)),
+                _ => None,
+            });
+            let sends: Vec<_> = sends.collect();
+            if sends.is_empty() {
+                return;
+            }
+            for (to, run) in sends {
+                let rows = if run.is_silent {
+                    0
+                } else if to == SpanId(2) {
+                    run.state_rows
+                } else {
+                    run.activations.rows
+                };
+                let states = Activations { encoding: Encoding::F32, rows, values: vec![value; rows] };
+                let times = (Duration::ZERO, Duration::ZERO);
+                let (compute, queued) = times;
+                state.returned(to, Returned { run: run.run, passed_on: None, compute, queued, states });
+            }
+        }
+    };
+    run(&mut state, Some((0, 3)), 5.0);
+    run(&mut state, Some((3, 1)), 5.0);
+    assert_eq!(state.returned_by(SpanId(1), 4), Some((vec![0, 1, 2, 3], vec![5.0; 4])));
+    assert_eq!(state.returned_by(SpanId(2), 4), Some((vec![2, 3], vec![5.0; 2])));
+    state.replace(layers(0, 1), vec![span(3, layers(0, 1))], None);
+    run(&mut state, None, 6.0);
+    assert_eq!(state.returned_by(SpanId(3), 4), Some((vec![], vec![])));
+    run(&mut state, Some((4, 1)), 6.0);
+    assert_eq!(state.returned_by(SpanId(3), 5), Some((vec![4], vec![6.0])));
+    assert_eq!(state.returned_by(SpanId(2), 5), Some((vec![2, 3, 4], vec![5.0, 5.0, 6.0])));
 }

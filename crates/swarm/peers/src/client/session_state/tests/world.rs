@@ -63,6 +63,8 @@ pub struct Faults {
     pub dropped: usize,
     /// Last spans that return logits.
     pub logits: usize,
+    /// The client drops what it keeps for replays, at times.
+    pub unkept: usize,
 }
 
 enum ToPeer {
@@ -111,6 +113,8 @@ struct World {
     done: usize,
     discarded: usize,
     replaced: usize,
+    /// How often the session had to be begun again.
+    restarts: usize,
     /// Jobs that got logits, and those that could not have states.
     with_logits: usize,
     without_states: usize,
@@ -136,6 +140,7 @@ impl World {
             done: 0,
             discarded: 0,
             replaced: 0,
+            restarts: 0,
             with_logits: 0,
             without_states: 0,
         };
@@ -212,15 +217,29 @@ impl World {
 
     fn lose(&mut self, id: SpanId) {
         // It may have been replaced already.
-        if let Some(peer) = self.peers.get(&id) {
-            self.replaced += 1;
-            self.form(peer.layers);
+        let Some(layers) = self.peers.get(&id).map(|peer| peer.layers) else { return };
+        if !self.state.can_replay(layers.start()) {
+            return self.restart();
         }
+        self.replaced += 1;
+        self.form(layers);
+    }
+
+    /// The session ends, and another one begins.
+    fn restart(&mut self) {
+        self.restarts += 1;
+        self.state = SessionState::new(0, [HIDDEN, VOCAB], Encoding::F32);
+        self.peers.clear();
+        self.tokens.clear();
+        self.kept = 0;
+        self.pending.clear();
+        self.form(LayerRange::new(0, LAYERS as u32).unwrap());
     }
 
     /// Carries out what the state wants.
     fn act(&mut self) {
         let (mut expected, mut lost) = (std::collections::HashSet::new(), Vec::new());
+        let mut is_over = false;
         for action in self.state.take_actions() {
             match action {
                 Action::Expect { from, run, .. } => {
@@ -262,7 +281,11 @@ impl World {
                     self.discarded += 1;
                 }
                 Action::Lost { span, .. } => lost.push(span),
+                Action::Unreplayable => is_over = true,
             }
+        }
+        if is_over {
+            return self.restart();
         }
         self.check_bounds();
         lost.into_iter().for_each(|span| self.lose(span));
@@ -283,7 +306,7 @@ impl World {
         assert_eq!(spans.len(), self.peers.len());
         assert!(inputs.len() <= spans.len() && jobs.len() == self.pending.len());
         assert!(phases.len() == self.tokens.len());
-        assert!(inputs.values().all(|rows| rows.len() <= self.tokens.len() * HIDDEN));
+        assert!(inputs.values().all(|rows| rows.len() <= self.tokens.len()));
         for span in spans {
             // A span that is not busy may get what several before it have sent.
             assert!(span.due.len() <= RUNS_DUE_MAX * LAYERS, "{} runs are due", span.due.len());
@@ -455,6 +478,9 @@ impl World {
             if self.pending.len() < 4 && self.random.is(30) {
                 self.add_job();
             }
+            if self.random.is(self.faults.unkept) {
+                self.state.drop_kept();
+            }
             if !self.step() && self.random.is(50) {
                 self.wait();
             }
@@ -487,7 +513,8 @@ pub fn run_worlds(faults: Faults) -> [usize; 5] {
         let run = std::panic::AssertUnwindSafe(|| {
             let mut world = World::new(seed, faults);
             world.run();
-            let World { done, discarded, replaced, with_logits, without_states, .. } = world;
+            let World { done, discarded, replaced, with_logits, without_states, restarts, .. } = world;
+            assert!(faults.unkept > 0 || restarts == 0);
             [done, discarded, replaced, with_logits, without_states]
         });
         let Ok(run) = std::panic::catch_unwind(run) else { panic!("seed {seed} with {faults:?}") };
