@@ -5,9 +5,11 @@
 //! them; greedy tokens are compared where they are equal in spite of that, which they are for the prompts that are used.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod coordinator;
 mod finder;
 mod fixture;
 mod hostile;
+mod libp2p_node;
 mod logits;
 mod registry;
 mod server;
