@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use libp2p_autonat::v2 as autonat;
+use libp2p_core::Multiaddr;
 use libp2p_dcutr as dcutr;
 use libp2p_identify as identify;
 use libp2p_identity::PeerId;
@@ -15,16 +16,19 @@ use libp2p_relay as relay;
 use libp2p_swarm::behaviour::toggle::Toggle;
 use libp2p_swarm::{NetworkBehaviour, StreamProtocol};
 
+use crate::candidates::Candidates;
 use crate::connection_limits::ConnectionLimits;
 use crate::error::NodeError;
-use crate::guard::{CandidateLimit, DialBacks, Guarded};
 use crate::handshakes::Handshakes;
 use crate::limits;
 use crate::options::NodeOptions;
 use crate::streams;
+use crate::view::without_peer;
 
 /// Our own Kademlia: peers that follow other rules are not in it.
 pub const KADEMLIA: StreamProtocol = StreamProtocol::new("/consort/kad/1");
+/// libp2p's default, in which KwaaiNet's coordinators look addresses up.
+pub const IPFS_KADEMLIA: StreamProtocol = StreamProtocol::new("/ipfs/kad/1.0.0");
 const PROTOCOL_VERSION: &str = "consort/1";
 /// Own addresses are tested this often until all are.
 const ADDRESS_TEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -36,12 +40,13 @@ pub struct Behaviour {
     // First: what it refuses, the others do not hear of.
     limits: ConnectionLimits,
     pub streams: streams::Behaviour,
-    identify: Guarded<identify::Behaviour, CandidateLimit>,
+    identify: Candidates,
     ping: ping::Behaviour,
     pub kademlia: kad::Behaviour<MemoryStore>,
+    pub ipfs_kademlia: Toggle<kad::Behaviour<MemoryStore>>,
     mdns: Toggle<mdns::tokio::Behaviour>,
     autonat_client: autonat::client::Behaviour,
-    autonat_server: Guarded<autonat::server::Behaviour, DialBacks>,
+    autonat_server: autonat::server::Behaviour,
     relay_client: relay::client::Behaviour,
     relay_server: Toggle<relay::Behaviour>,
     dcutr: dcutr::Behaviour,
@@ -72,12 +77,13 @@ impl Behaviour {
         Ok(Self {
             limits: ConnectionLimits::new(handshakes),
             streams,
-            identify: Guarded::new(identify::Behaviour::new(identify), CandidateLimit::default()),
+            identify: Candidates::new(identify::Behaviour::new(identify)),
             ping: ping::Behaviour::new(ping),
             kademlia: kademlia(me, options),
+            ipfs_kademlia: options.ipfs_kademlia.as_ref().map(|_| ipfs_kademlia(me)).into(),
             mdns: mdns.into(),
             autonat_client: autonat::client::Behaviour::new(rand::make_rng(), autonat),
-            autonat_server: Guarded::new(autonat::server::Behaviour::default(), DialBacks::default()),
+            autonat_server: autonat::server::Behaviour::default(),
             relay_client,
             relay_server: relay_server.into(),
             dcutr: dcutr::Behaviour::new(me),
@@ -107,6 +113,37 @@ fn kademlia(me: PeerId, options: &NodeOptions) -> kad::Behaviour<MemoryStore> {
     kademlia
 }
 
+/// One in which peers alone are looked up: neither values nor providers are stored.
+fn ipfs_kademlia(me: PeerId) -> kad::Behaviour<MemoryStore> {
+    let mut config = kad::Config::new(IPFS_KADEMLIA);
+    config.set_query_timeout(limits::LOOKUP_TIME_MAX).set_record_filtering(StoreInserts::FilterBoth);
+    let store =
+        MemoryStoreConfig { max_records: 0, max_value_bytes: 0, max_provided_keys: 0, max_providers_per_key: 0 };
+    let mut kademlia = kad::Behaviour::with_config(me, MemoryStore::with_config(me, store), config);
+    // As KwaaiNet's own nodes. A peer that only asks would not get into the tables of others.
+    kademlia.set_mode(Some(Mode::Server));
+    kademlia
+}
+
+/// Has Kademlia know a peer at these addresses and no others. Each list that comes from the peer replaces the one before.
+pub fn set_addresses(kademlia: &mut kad::Behaviour<MemoryStore>, peer: &PeerId, addresses: &[Multiaddr]) {
+    for address in addresses.iter().take(limits::ADDRESSES_PER_PEER_MAX) {
+        kademlia.add_address(peer, address.clone());
+    }
+    let stale: Vec<Multiaddr> =
+        known_addresses(kademlia, peer).into_iter().filter(|known| !addresses.contains(known)).collect();
+    for address in stale {
+        kademlia.remove_address(peer, &address);
+    }
+}
+
+/// Without the peer's id.
+fn known_addresses(kademlia: &mut kad::Behaviour<MemoryStore>, peer: &PeerId) -> Vec<Multiaddr> {
+    let Some(bucket) = kademlia.kbucket(*peer) else { return Vec::new() };
+    let entry = bucket.iter().find(|entry| entry.node.key.preimage() == peer);
+    entry.map_or(Vec::new(), |entry| entry.node.value.iter().cloned().map(without_peer).collect())
+}
+
 fn relay_limits() -> relay::Config {
     let rate = NonZeroU32::new(limits::RELAY_REQUESTS_PER_MINUTE_MAX).expect("not zero");
     relay::Config {
@@ -124,4 +161,23 @@ fn relay_limits() -> relay::Config {
     .reservation_rate_per_ip(rate, MINUTE)
     .circuit_src_per_peer(rate, MINUTE)
     .circuit_src_per_ip(rate, MINUTE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_always_tells_other_addresses_has_few_in_the_table() {
+        let (me, peer) = (PeerId::random(), PeerId::random());
+        let mut kademlia = ipfs_kademlia(me);
+        for round in 0..100 {
+            let address = |number: usize| format!("/ip4/203.0.113.1/tcp/{}", 20 * round + number + 1).parse().unwrap();
+            let addresses: Vec<Multiaddr> = (0..20).map(address).collect();
+            set_addresses(&mut kademlia, &peer, &addresses);
+            assert_eq!(known_addresses(&mut kademlia, &peer), addresses[..limits::ADDRESSES_PER_PEER_MAX]);
+        }
+        set_addresses(&mut kademlia, &peer, &[]);
+        assert_eq!(kademlia.kbuckets().count(), 0);
+    }
 }

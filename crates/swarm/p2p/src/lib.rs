@@ -5,9 +5,10 @@
 #![forbid(unsafe_code)]
 
 mod behaviour;
+mod candidates;
 mod connection_limits;
+mod dial_rules;
 mod error;
-mod guard;
 mod handle;
 mod handshakes;
 mod identity;

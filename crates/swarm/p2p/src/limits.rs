@@ -66,8 +66,12 @@ pub const PROVIDER_ANNOUNCE_INTERVAL: Duration = Duration::from_secs(600);
 pub const ADDRESSES_PER_PEER_MAX: usize = 10;
 /// Peers whose addresses are kept.
 pub const KNOWN_PEERS_MAX: usize = 1000;
-/// Own addresses, as reported by peers, that are kept to be tested.
-pub const ADDRESS_CANDIDATES_MAX: usize = 256;
+/// Own addresses that are known to be reached.
+pub const OWN_ADDRESSES_MAX: usize = 64;
+/// Own addresses, as reported by peers, that are tested in [`ADDRESS_CANDIDATE_TIME`]: in all, and as reported from one IP address.
+pub const ADDRESS_CANDIDATES_MAX: usize = 64;
+pub const ADDRESS_CANDIDATES_PER_REPORTER_MAX: usize = 8;
+pub const ADDRESS_CANDIDATE_TIME: Duration = Duration::from_secs(3600);
 /// Characters of a peer's description of itself.
 pub const AGENT_CHARS_MAX: usize = 64;
 /// Changes of peers that a receiver may lag behind.
@@ -111,3 +115,5 @@ pub const BOOTSTRAP_RETRY_TIME_MIN: Duration = Duration::from_secs(1);
 pub const BOOTSTRAP_RETRY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Connections that are opened because a peer was seen on the LAN.
 pub const LAN_CONNECTIONS_MAX: usize = 64;
+/// IP addresses that are dialled because mDNS found them.
+pub const LAN_ADDRESSES_MAX: usize = 256;

@@ -7,7 +7,7 @@ use libp2p_identity::PeerId;
 use crate::error::NodeError;
 use crate::identity::Identity;
 use crate::network_key::NetworkKey;
-use crate::view::is_relayed;
+use crate::view::{Scope, is_relayed};
 
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
@@ -19,6 +19,14 @@ pub struct NodeOptions {
     pub external: Vec<Multiaddr>,
     /// Peers to join the swarm through, each `…/p2p/ID`. A node without any is one that others begin with.
     pub bootstrap: Vec<Multiaddr>,
+    /// Addresses of peers that the user named beside those to join through. Where they are, others are dialled too.
+    pub named: Vec<Multiaddr>,
+    /// Take part in the Kademlia network of libp2p's default protocol too, beside our own, and join it through these peers. Others
+    /// then find this node's addresses there.
+    pub ipfs_kademlia: Option<Vec<Multiaddr>>,
+    /// The least scope of addresses that are dialled because somebody claims them. Without one, what the user named decides, and
+    /// where the node listens.
+    pub least_scope: Option<Scope>,
     /// Makes the swarm private, and its connections TCP.
     pub network_key: Option<NetworkKey>,
     /// Finds peers on the LAN, and connects to them.
@@ -37,6 +45,9 @@ impl NodeOptions {
             listen: Vec::new(),
             external: Vec::new(),
             bootstrap: Vec::new(),
+            named: Vec::new(),
+            ipfs_kademlia: None,
+            least_scope: None,
             network_key: None,
             mdns: false,
             relay_server: false,
@@ -64,19 +75,28 @@ impl NodeOptions {
 
     /// The bootstrap peers, each with its addresses.
     pub(crate) fn bootstrap_peers(&self) -> Result<Vec<(PeerId, Vec<Multiaddr>)>, NodeError> {
-        let mut peers: Vec<(PeerId, Vec<Multiaddr>)> = Vec::new();
-        for address in &self.bootstrap {
-            let mut rest = address.clone();
-            let Some(Protocol::P2p(peer)) = rest.pop() else {
-                return Err(NodeError::Bootstrap { address: address.clone() });
-            };
-            match peers.iter_mut().find(|(known, _)| *known == peer) {
-                Some((_, addresses)) => addresses.push(rest),
-                None => peers.push((peer, vec![rest])),
-            }
-        }
-        Ok(peers)
+        peers_at(&self.bootstrap)
     }
+
+    /// The same for those of [`Self::ipfs_kademlia`].
+    pub(crate) fn ipfs_peers(&self) -> Result<Vec<(PeerId, Vec<Multiaddr>)>, NodeError> {
+        peers_at(self.ipfs_kademlia.as_deref().unwrap_or_default())
+    }
+}
+
+fn peers_at(addresses: &[Multiaddr]) -> Result<Vec<(PeerId, Vec<Multiaddr>)>, NodeError> {
+    let mut peers: Vec<(PeerId, Vec<Multiaddr>)> = Vec::new();
+    for address in addresses {
+        let mut rest = address.clone();
+        let Some(Protocol::P2p(peer)) = rest.pop() else {
+            return Err(NodeError::Bootstrap { address: address.clone() });
+        };
+        match peers.iter_mut().find(|(known, _)| *known == peer) {
+            Some((_, addresses)) => addresses.push(rest),
+            None => peers.push((peer, vec![rest])),
+        }
+    }
+    Ok(peers)
 }
 
 fn is_quic(address: &Multiaddr) -> bool {

@@ -9,7 +9,7 @@ use libp2p_core::multiaddr::Protocol;
 use libp2p_identity::PeerId;
 use libp2p_swarm::ConnectionId;
 
-use crate::limits::{ADDRESS_CANDIDATES_MAX, ADDRESSES_PER_PEER_MAX};
+use crate::limits::{ADDRESSES_PER_PEER_MAX, OWN_ADDRESSES_MAX};
 use crate::peer_id;
 
 /// How others reach this node.
@@ -130,7 +130,7 @@ impl View {
     /// Remembers an address as tested, within limits.
     pub fn confirm(&mut self, address: Multiaddr) {
         let addresses = if is_relayed(&address) { &mut self.circuits } else { &mut self.confirmed };
-        if addresses.len() < ADDRESS_CANDIDATES_MAX {
+        if addresses.len() < OWN_ADDRESSES_MAX {
             addresses.insert(address);
         }
     }
@@ -147,6 +147,14 @@ impl Peer {
         let direct = self.connections.iter().rev().find(|connection| !connection.is_relayed);
         direct.or(self.connections.first())
     }
+}
+
+/// An address without the id of its peer at the end.
+pub fn without_peer(mut address: Multiaddr) -> Multiaddr {
+    if let Some(Protocol::P2p(_)) = address.iter().last() {
+        address.pop();
+    }
+    address
 }
 
 pub fn is_relayed(address: &Multiaddr) -> bool {
@@ -175,15 +183,18 @@ pub enum Scope {
 /// The scope of an address that begins with an IP address. One through a relay has that of the relay.
 pub fn scope(address: &Multiaddr) -> Option<Scope> {
     let ip = ip(address)?.to_canonical();
-    let is_link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
     Some(match is_public(ip) {
         true => Scope::Internet,
-        false if ip.is_loopback() || ip.is_unspecified() || is_link_local => Scope::Host,
+        false if ip.is_loopback() || ip.is_unspecified() || is_link_local(ip) => Scope::Host,
         false => Scope::Network,
     })
+}
+
+pub fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// Whether the whole internet could reach this address.

@@ -6,8 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use swarm::{
-    BlockRecord, ChainSpan, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence, PeerChain, PeerId,
-    RECORDS_MAX, Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, UnixTime, VerifiedRecord,
+    AddressBlock, BlockRecord, ChainSpan, ClientView, Coverage, Directory, DirectoryError, ModelDigest, Offence,
+    PeerChain, PeerId, RECORDS_MAX, Reputation, RouteError, RouteLimits, RoutePlanner, RouteRequest, SignedRecord,
+    UnixTime, VerifiedRecord,
 };
 use tokio::sync::Notify;
 use tracing::debug;
@@ -66,7 +67,23 @@ impl SwarmView {
         self.lock().directory.insert(record, now())
     }
 
-    /// The records of a model, or of all, that have not expired.
+    /// The same for a record that a neighbour told.
+    pub fn insert_told(&self, record: VerifiedRecord, teller: AddressBlock) -> Result<(), DirectoryError> {
+        let mut known = self.lock();
+        let peer = record.record().peer;
+        known.directory.insert_told(record, teller, now())?;
+        if known.client.round_trips.contains_key(&peer) {
+            known.directory.set_reached(&peer);
+        }
+        Ok(())
+    }
+
+    /// Whether a record that a neighbour told need not be verified, because the known one is as new.
+    pub fn tell_again(&self, record: &SignedRecord, teller: AddressBlock) -> bool {
+        self.lock().directory.tell_again(record, teller)
+    }
+
+    /// The records of a model, or of all, that have not expired, the most trusted first.
     pub fn records(&self, model: Option<&ModelDigest>) -> Vec<BlockRecord> {
         self.verified(model).into_iter().map(|record| record.record().clone()).collect()
     }
@@ -78,13 +95,17 @@ impl SwarmView {
         records
     }
 
+    /// What to tell a neighbour: those of them that are not doubtful.
+    pub fn to_tell(&self, model: Option<&ModelDigest>, since: UnixTime) -> Vec<VerifiedRecord> {
+        let mut known = self.lock();
+        known.directory.expire(now());
+        known.directory.to_tell(model, since)
+    }
+
     fn verified(&self, model: Option<&ModelDigest>) -> Vec<VerifiedRecord> {
         let mut known = self.lock();
         known.directory.expire(now());
-        match model {
-            Some(model) => known.directory.verified(model).cloned().collect(),
-            None => known.directory.all().cloned().collect(),
-        }
+        known.directory.by_trust(model)
     }
 
     /// The peers that have a block of a model: those that are `first`, and others, as many as `peers_max` in all; and how many
@@ -114,12 +135,6 @@ impl SwarmView {
             record.layers.start() < layers.end() && layers.start() < record.layers.end() && record.expires() > now()
         };
         records.filter(some).map(|record| record.peer).collect()
-    }
-
-    /// Whether a record of the same peer and model is known that is as new.
-    pub fn knows(&self, record: &BlockRecord) -> bool {
-        let known = self.lock();
-        known.directory.get(&record.model, &record.peer).is_some_and(|known| known.sequence >= record.sequence)
     }
 
     pub fn remove(&self, model: &ModelDigest, peer: &PeerId) {
@@ -168,7 +183,11 @@ impl SwarmView {
 
     pub fn report(&self, peer: PeerId, offence: Offence) {
         debug!(%peer, %offence, "a peer did not do its part");
-        self.lock().reputation.report(peer, offence, now());
+        let (mut known, now) = (self.lock(), now());
+        if offence == Offence::Lost && !known.client.round_trips.contains_key(&peer) {
+            known.reputation.report_claim(now);
+        }
+        known.reputation.report(peer, offence, now);
     }
 
     /// 0 for a peer without an offence.
@@ -179,9 +198,9 @@ impl SwarmView {
     pub fn set_round_trip(&self, peer: PeerId, time: Duration) {
         let mut known = self.lock();
         let Known { directory, client, .. } = &mut *known;
-        if has_room(&mut client.round_trips, &peer, directory) {
-            client.round_trips.insert(peer, time.as_secs_f32());
-        }
+        make_room(&mut client.round_trips, &peer, directory);
+        client.round_trips.insert(peer, time.as_secs_f32());
+        directory.set_reached(&peer);
     }
 
     pub fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
@@ -194,10 +213,9 @@ impl SwarmView {
         let seconds = time.as_secs_f32();
         let mut known = self.lock();
         let Known { directory, client, .. } = &mut *known;
-        if has_room(&mut client.layer_seconds, &peer, directory) {
-            let mean = client.layer_seconds.entry(peer).or_insert(seconds);
-            *mean += WEIGHT * (seconds - *mean);
-        }
+        make_room(&mut client.layer_seconds, &peer, directory);
+        let mean = client.layer_seconds.entry(peer).or_insert(seconds);
+        *mean += WEIGHT * (seconds - *mean);
     }
 
     /// As it was measured, for one row.
@@ -218,12 +236,17 @@ impl Known {
     }
 }
 
-/// Makes room for one more peer, if there is too little.
-fn has_room(times: &mut HashMap<PeerId, f32>, peer: &PeerId, directory: &Directory) -> bool {
-    if times.len() >= MEASURED_PEERS_MAX && !times.contains_key(peer) {
-        times.retain(|peer, _| directory.knows(peer));
+/// Makes room for one more peer, if there is too little: peers without records make it, or any one.
+fn make_room(times: &mut HashMap<PeerId, f32>, peer: &PeerId, directory: &Directory) {
+    if times.len() < MEASURED_PEERS_MAX || times.contains_key(peer) {
+        return;
     }
-    times.len() < MEASURED_PEERS_MAX || times.contains_key(peer)
+    times.retain(|peer, _| directory.knows(peer));
+    if times.len() >= MEASURED_PEERS_MAX
+        && let Some(any) = times.keys().next().copied()
+    {
+        times.remove(&any);
+    }
 }
 
 fn route_request(request: ChainRequest, excluded: &HashSet<PeerId>) -> RouteRequest<'_> {

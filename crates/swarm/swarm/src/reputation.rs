@@ -11,6 +11,8 @@ use crate::identity::{PeerId, UnixTime};
 pub const HALF_LIFE_MS: u64 = 10 * 60 * 1000;
 /// A peer whose misbehaviour has this score or more is not used. One that only fails is avoided where there are others.
 pub const EXCLUDED_AT: f64 = 4.0;
+/// After so many peers that others told of and that could not be reached, those that were reached come first.
+pub const FAILED_CLAIMS_MAX: f64 = 3.0;
 /// The most peers that are remembered.
 pub const JUDGED_PEERS_MAX: usize = 16 << 10;
 
@@ -75,6 +77,8 @@ impl Offence {
 #[derive(Clone, Debug, Default)]
 pub struct Reputation {
     scores: HashMap<PeerId, Score>,
+    /// Peers that others told of and that were not there.
+    claims: Option<Score>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,6 +108,20 @@ impl Reputation {
         if offence.is_misbehaviour() {
             score.misbehaviour = POLICY.add(score.misbehaviour, offence.points(), now.0);
         }
+    }
+
+    /// A peer that this process has never reached was not there.
+    pub fn report_claim(&mut self, now: UnixTime) {
+        let before = self.claims.map_or(0.0, |claims| claims.at(now).points);
+        // Then it takes a half-life, and perhaps another try, until claims count again.
+        let points = (before + 1.0).min(2.0 * FAILED_CLAIMS_MAX);
+        self.claims = Some(Score { points, misbehaviour: 0.0, at: now });
+    }
+
+    /// Whether what others tell of peers has turned out wrong too often of late.
+    pub fn doubts_claims(&self, now: UnixTime) -> bool {
+        // Points fade between reports.
+        self.claims.is_some_and(|claims| claims.at(now).points > FAILED_CLAIMS_MAX - 0.5)
     }
 
     /// The number of peers that are remembered.

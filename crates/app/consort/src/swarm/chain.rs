@@ -53,8 +53,8 @@ impl SwarmPlacement {
         let digest = model_digest(path, checkpoint)?;
         let runtime = network_runtime()?;
         let _entered = runtime.enter();
-        let node =
-            SwarmNode::start(network.node_options(Identity::ephemeral())?, Vec::new()).context("join the swarm")?;
+        let node_options = NodeOptions { named: kwaai.addresses(), ..network.node_options(Identity::ephemeral())? };
+        let node = SwarmNode::start(node_options, Vec::new()).context("join the swarm")?;
         let following = node.follow(Some(digest));
         let description = checkpoint.description();
         let kwaai_model = KwaaiModel { digest, layers, hidden: description.hidden, vocab: description.vocab };

@@ -9,6 +9,7 @@ use ::swarm::PeerId;
 use anyhow::{Context, Result};
 use clap::Args;
 use p2p::Multiaddr;
+use tracing::warn;
 use types::LayerRange;
 
 use crate::store::name::RepoId;
@@ -79,6 +80,25 @@ impl KwaaiOptions {
     /// Whether a client may have servers of KwaaiNet in its chains.
     pub fn has_servers(&self) -> bool {
         !self.kwaai_peer.is_empty() || !self.kwaai_registry.is_empty()
+    }
+
+    /// Where the registries and the servers are that the user named.
+    pub fn addresses(&self) -> Vec<Multiaddr> {
+        let servers = self.kwaai_peer.iter().filter_map(|named| match &named.place {
+            KwaaiPlace::Peer { address, .. } => address.parse().ok(),
+            KwaaiPlace::Local(_) => None,
+        });
+        self.kwaai_registry.iter().cloned().chain(servers).collect()
+    }
+
+    /// The registries through which a node can join KwaaiNet's Kademlia: those that are named with their ids.
+    pub fn registries_with_ids(&self) -> Vec<Multiaddr> {
+        let has_id = |registry: &&Multiaddr| registry.to_string().contains("/p2p/");
+        let (with, without): (Vec<_>, Vec<_>) = self.kwaai_registry.iter().partition(has_id);
+        for registry in without {
+            warn!(%registry, "coordinators do not find this machine's addresses by this registry: add its /p2p/ID");
+        }
+        with.into_iter().cloned().collect()
     }
 
     /// The name of the model at `path` in the registries.

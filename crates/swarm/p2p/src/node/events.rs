@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use libp2p_core::multiaddr::Protocol;
 use libp2p_core::{ConnectedPoint, Multiaddr};
 use libp2p_identify as identify;
 use libp2p_identity::PeerId;
@@ -15,10 +14,10 @@ use libp2p_swarm::{ConnectionId, SwarmEvent};
 use tokio::time::Instant;
 
 use super::{Node, reason};
-use crate::behaviour::{BehaviourEvent, KADEMLIA};
+use crate::behaviour::{BehaviourEvent, IPFS_KADEMLIA, KADEMLIA, set_addresses};
 use crate::limits::{ADDRESSES_PER_PEER_MAX, AGENT_CHARS_MAX, LAN_CONNECTIONS_MAX, PING_FAILURES_MAX};
 use crate::peer_id;
-use crate::view::{Connection, PeerChange, ip, is_public, is_relayed};
+use crate::view::{Connection, PeerChange, ip, is_public, is_relayed, without_peer};
 
 impl Node {
     pub(super) fn on_event(&mut self, event: SwarmEvent<BehaviourEvent>) {
@@ -94,6 +93,7 @@ impl Node {
             ping_failures: 0,
         };
         tracing::debug!(%peer, address = %connection.address, "connected");
+        self.rules().connected(&connection.address);
         let connections = {
             let mut view = self.view();
             view.bootstrap_failure = None;
@@ -110,14 +110,20 @@ impl Node {
 
     fn on_closed(&mut self, peer: &PeerId, id: ConnectionId, is_last: bool) {
         tracing::debug!(%peer, is_last, "disconnected");
-        {
+        let closed = {
             let mut view = self.view();
-            if let Some(known) = view.peers.get_mut(peer) {
-                known.connections.retain(|connection| connection.id != id);
-            }
+            let connections = view.peers.get_mut(peer).map(|known| &mut known.connections);
+            let closed = connections.and_then(|connections| {
+                let index = connections.iter().position(|connection| connection.id == id)?;
+                Some(connections.remove(index))
+            });
             if is_last {
                 view.peers.remove(peer);
             }
+            closed
+        };
+        if let Some(closed) = closed {
+            self.rules().disconnected(&closed.address);
         }
         if is_last {
             self.relays.on_disconnected(peer);
@@ -167,10 +173,23 @@ impl Node {
                 self.relays.add(peer, address.clone());
             }
         }
+        // Those at which it was reached are better than those that it tells.
+        let mut reached: Vec<_> = {
+            let view = self.view();
+            let connections = view.peers.get(&peer).map_or(&[][..], |known| known.connections.as_slice());
+            let own = connections.iter().filter(|connection| connection.is_own && !connection.is_relayed);
+            own.map(|connection| connection.address.clone()).collect()
+        };
+        reached.extend(addresses);
+        let addresses = reached;
+        let behaviour = self.swarm.behaviour_mut();
         if info.protocols.contains(&KADEMLIA) {
-            for address in addresses {
-                self.swarm.behaviour_mut().kademlia.add_address(&peer, address);
-            }
+            set_addresses(&mut behaviour.kademlia, &peer, &addresses);
+        }
+        if let Some(kademlia) = behaviour.ipfs_kademlia.as_mut()
+            && info.protocols.contains(&IPFS_KADEMLIA)
+        {
+            set_addresses(kademlia, &peer, &addresses);
         }
         self.look_up_after_joining(Instant::now());
     }
@@ -220,6 +239,7 @@ impl Node {
 
     fn on_seen_in_lan(&mut self, peer: PeerId, address: Multiaddr) {
         let address = without_peer(address);
+        self.rules().found_in_lan(&address);
         self.learn(peer, address.clone());
         if self.view().peers.len() >= LAN_CONNECTIONS_MAX {
             return;
@@ -232,12 +252,4 @@ impl Node {
         // It is connected already, or its other addresses are being dialled.
         let _ = self.swarm.dial(dial);
     }
-}
-
-/// An address without the id of its peer at the end.
-fn without_peer(mut address: Multiaddr) -> Multiaddr {
-    if let Some(Protocol::P2p(_)) = address.iter().last() {
-        address.pop();
-    }
-    address
 }

@@ -12,14 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use libp2p_core::Multiaddr;
 use libp2p_core::multiaddr::Protocol;
+use libp2p_core::{Multiaddr, Transport};
 use libp2p_identity::PeerId;
 use libp2p_swarm::{Config, PeerAddresses, Swarm};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::behaviour::Behaviour;
+use crate::dial_rules::{DialRules, RuledTransport, SharedRules};
 use crate::error::{FindError, NodeError};
 use crate::handle::NodeHandle;
 use crate::handshakes::Handshakes;
@@ -60,6 +61,9 @@ struct Node {
     relays: Relays,
     upgrades: Upgrades,
     bootstrap: Bootstrap,
+    /// Peers to join the other Kademlia network through.
+    ipfs_bootstrap: Bootstrap,
+    rules: SharedRules,
     /// This node's listen addresses count as tested.
     is_relay_server: bool,
 }
@@ -71,7 +75,9 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
     let private = options.network_key.as_ref().map(|key| key.pre_shared());
     let (relay_transport, relay_client) = libp2p_relay::client::new(me);
     let handshakes = Handshakes::default();
-    let transport = transport(keypair, private, relay_transport, handshakes.clone())?;
+    let rules = Arc::new(Mutex::new(DialRules::new(&options)));
+    let inner = transport(keypair, private, relay_transport, handshakes.clone())?;
+    let transport = RuledTransport { inner, rules: Arc::clone(&rules) }.boxed();
     let (streams, incoming) = streams::Behaviour::new(&options.accepts);
     let behaviour = Behaviour::new(&options, streams, relay_client, handshakes)?;
     let config = Config::with_tokio_executor()
@@ -100,6 +106,7 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
         swarm.listen_on(address.clone()).map_err(failed)?;
     }
     let bootstrap = Bootstrap::new(options.bootstrap_peers()?);
+    let ipfs_bootstrap = Bootstrap::new(options.ipfs_peers()?);
     let (commands, received) = mpsc::channel(COMMANDS_MAX);
     let (changes, _) = broadcast::channel(CHANGES_MAX);
     let handle =
@@ -114,6 +121,8 @@ pub fn start(options: NodeOptions) -> Result<(NodeHandle, IncomingStreams), Node
         relays: Relays::new(options.listen.is_empty(), Instant::now()),
         upgrades: Upgrades::default(),
         bootstrap,
+        ipfs_bootstrap,
+        rules,
         is_relay_server: options.relay_server,
     };
     tokio::spawn(node.run(received));
@@ -159,6 +168,7 @@ impl Node {
         self.dials.forget_cancelled();
         self.look_up_after_joining(now);
         self.bootstrap.dial_lost(&mut self.swarm, now);
+        self.ipfs_bootstrap.dial_lost(&mut self.swarm, now);
         let reachability = self.view().reachability();
         self.relays.reserve(&mut self.swarm, reachability, now);
         self.providers.announce(&mut self.swarm, now);
@@ -171,6 +181,10 @@ impl Node {
         if peer != *self.swarm.local_peer_id() {
             self.known.add(peer, address);
         }
+    }
+
+    fn rules(&self) -> MutexGuard<'_, DialRules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn view(&self) -> MutexGuard<'_, View> {

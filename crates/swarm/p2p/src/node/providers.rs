@@ -28,13 +28,19 @@ type Found = Result<Vec<swarm::PeerId>, FindError>;
 #[derive(Default)]
 pub struct Providers {
     provided: HashSet<RecordKey>,
-    /// Keys of others, until their newest provider is forgotten.
-    foreign: HashMap<RecordKey, Instant>,
+    foreign: HashMap<RecordKey, ForeignKey>,
     lookups: HashMap<QueryId, LookUp>,
     /// Others can find this node better than at the last announcement.
     is_due: bool,
     last: Option<Instant>,
     known_peers: usize,
+}
+
+/// A key of others, until its newest provider is forgotten.
+struct ForeignKey {
+    /// Who provided it first, to whose share it counts.
+    first: PeerId,
+    end: Instant,
 }
 
 struct LookUp {
@@ -89,14 +95,23 @@ impl Providers {
         if record.key.as_ref().len() > KEY_BYTES_MAX {
             return;
         }
+        let first = self.foreign.get(&record.key).map_or(record.provider, |known| known.first);
         if self.foreign.len() >= FOREIGN_KEYS_MAX && !self.foreign.contains_key(&record.key) {
-            self.foreign.retain(|_, end| now < *end);
+            self.foreign.retain(|_, known| now < known.end);
             if self.foreign.len() >= FOREIGN_KEYS_MAX {
-                return tracing::debug!("a provider is not stored: there are too many keys");
+                let Some(key) = displaced(&self.foreign, &record.provider) else {
+                    return tracing::debug!("a provider is not stored: there are too many keys");
+                };
+                self.foreign.remove(&key);
+                let me = *swarm.local_peer_id();
+                let store = swarm.behaviour_mut().kademlia.store_mut();
+                for provider in store.providers(&key).into_iter().filter(|known| known.provider != me) {
+                    store.remove_provider(&key, &provider.provider);
+                }
             }
         }
         record.addresses.truncate(ADDRESSES_PER_PEER_MAX);
-        self.foreign.insert(record.key.clone(), now + PROVIDER_TIME);
+        self.foreign.insert(record.key.clone(), ForeignKey { first, end: now + PROVIDER_TIME });
         if swarm.behaviour_mut().kademlia.store_mut().add_provider(record).is_err() {
             tracing::debug!("a provider is not stored: there are too many");
         }
@@ -124,5 +139,40 @@ impl Providers {
             // It is stored already.
             let _ = swarm.behaviour_mut().kademlia.start_providing(key.clone());
         }
+    }
+}
+
+/// The key that makes room for one of this provider: the oldest one of the provider that has the most keys, if it has more.
+fn displaced(foreign: &HashMap<RecordKey, ForeignKey>, provider: &PeerId) -> Option<RecordKey> {
+    let mut counts: HashMap<PeerId, usize> = HashMap::new();
+    foreign.values().for_each(|known| *counts.entry(known.first).or_default() += 1);
+    let (largest, count) = counts.iter().max_by_key(|(peer, count)| (**count, **peer))?;
+    if *count <= counts.get(provider).copied().unwrap_or_default() + 1 {
+        return None;
+    }
+    let keys = foreign.iter().filter(|(_, known)| known.first == *largest);
+    keys.min_by_key(|(_, known)| known.end).map(|(key, _)| key.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_the_most_keys_makes_room_for_others() {
+        let [flooder, honest, other] = [(); 3].map(|()| PeerId::random());
+        let start = Instant::now();
+        let key = |number: usize| RecordKey::new(&number.to_le_bytes());
+        let mut foreign: HashMap<_, _> = (0..FOREIGN_KEYS_MAX - 2)
+            .map(|number| (key(number), ForeignKey { first: flooder, end: start + Duration::from_secs(number as u64) }))
+            .collect();
+        for number in [10_000, 10_001] {
+            foreign.insert(key(number), ForeignKey { first: honest, end: start });
+        }
+        assert_eq!(displaced(&foreign, &other), Some(key(0)));
+        assert_eq!(displaced(&foreign, &flooder), None);
+        // Each of them has one key.
+        let even = (0..9).map(|number| (key(number), ForeignKey { first: PeerId::random(), end: start })).collect();
+        assert_eq!(displaced(&even, &other), None);
     }
 }

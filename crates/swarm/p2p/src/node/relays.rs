@@ -36,9 +36,17 @@ impl Relays {
     pub fn add(&mut self, peer: PeerId, address: Multiaddr) {
         if let Some(relay) = self.candidates.get_mut(&peer) {
             relay.address = address;
-        } else if self.candidates.len() < RELAY_CANDIDATES_MAX {
-            self.candidates.insert(peer, Relay { address, next_try: None });
+            return;
         }
+        if self.candidates.len() >= RELAY_CANDIDATES_MAX {
+            // One that refused makes room.
+            let failed = self.candidates.iter().find(|(_, relay)| relay.next_try.is_some()).map(|(peer, _)| *peer);
+            match failed {
+                Some(failed) => self.candidates.remove(&failed),
+                None => return,
+            };
+        }
+        self.candidates.insert(peer, Relay { address, next_try: None });
     }
 
     pub fn on_disconnected(&mut self, peer: &PeerId) {

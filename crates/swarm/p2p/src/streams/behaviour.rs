@@ -14,11 +14,11 @@ use libp2p_swarm::{
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::handler::{Accepted, Handler};
-use super::stream::{IncomingStream, IncomingStreams, PeerStream};
+use super::stream::{IncomingStream, IncomingStreams, Path, PeerStream};
 use crate::error::OpenError;
 use crate::limits::{INCOMING_QUEUE_MAX, INCOMING_STREAMS_MAX};
 use crate::peer_id;
-use crate::view::is_relayed;
+use crate::view::{ip, is_relayed};
 
 pub struct Behaviour {
     names: Vec<&'static str>,
@@ -94,8 +94,8 @@ impl Behaviour {
         Ok(())
     }
 
-    fn handler(&self, is_relayed: bool) -> Handler {
-        Handler::new(is_relayed, Arc::clone(&self.accepts), Arc::clone(&self.places))
+    fn handler(&self, path: Path) -> Handler {
+        Handler::new(path, Arc::clone(&self.accepts), Arc::clone(&self.places))
     }
 }
 
@@ -108,9 +108,11 @@ impl NetworkBehaviour for Behaviour {
         _: ConnectionId,
         _: PeerId,
         local: &Multiaddr,
-        _: &Multiaddr,
+        remote: &Multiaddr,
     ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler(is_relayed(local)))
+        // The relay's address is part of the local one.
+        let is_relayed = is_relayed(local);
+        Ok(self.handler(Path { is_relayed, ip: ip(if is_relayed { local } else { remote }) }))
     }
 
     fn handle_established_outbound_connection(
@@ -121,7 +123,7 @@ impl NetworkBehaviour for Behaviour {
         _: Endpoint,
         _: PortUse,
     ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler(is_relayed(remote)))
+        Ok(self.handler(Path { is_relayed: is_relayed(remote), ip: ip(remote) }))
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {

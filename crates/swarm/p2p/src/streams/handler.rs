@@ -14,12 +14,12 @@ use libp2p_swarm::{
 use tokio::sync::Semaphore;
 
 use super::behaviour::Opening;
-use super::stream::PeerStream;
+use super::stream::{Path, PeerStream};
 use crate::error::OpenError;
 use crate::limits::{INCOMING_STREAMS_PER_CONNECTION_MAX, STREAM_NEGOTIATION_TIME_MAX};
 
 pub struct Handler {
-    is_relayed: bool,
+    path: Path,
     accepts: Arc<[StreamProtocol]>,
     /// Places for incoming streams: in this connection, and in all.
     places: [Arc<Semaphore>; 2],
@@ -35,16 +35,16 @@ pub struct Accepted {
 }
 
 impl Handler {
-    pub fn new(is_relayed: bool, accepts: Arc<[StreamProtocol]>, all_places: Arc<Semaphore>) -> Self {
+    pub fn new(path: Path, accepts: Arc<[StreamProtocol]>, all_places: Arc<Semaphore>) -> Self {
         let places = Arc::new(Semaphore::new(INCOMING_STREAMS_PER_CONNECTION_MAX));
-        Self { is_relayed, accepts, places: [places, all_places], opening: VecDeque::new(), accepted: VecDeque::new() }
+        Self { path, accepts, places: [places, all_places], opening: VecDeque::new(), accepted: VecDeque::new() }
     }
 
     fn accept(&mut self, stream: Stream, protocol: StreamProtocol) {
         let [here, all] = self.places.each_ref().map(|places| Arc::clone(places).try_acquire_owned());
         match (here, all) {
             (Ok(here), Ok(all)) => {
-                let stream = PeerStream::new(stream, self.is_relayed, Some([here, all]));
+                let stream = PeerStream::new(stream, self.path, Some([here, all]));
                 self.accepted.push_back(Accepted { protocol, stream });
             }
             _ => tracing::debug!(%protocol, "a stream is refused: the peer, or all peers together, have too many"),
@@ -91,7 +91,7 @@ impl ConnectionHandler for Handler {
                 self.accept(stream, protocol);
             }
             ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol: (stream, _), info }) => {
-                info.succeed(PeerStream::new(stream, self.is_relayed, None));
+                info.succeed(PeerStream::new(stream, self.path, None));
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
                 let peer = info.peer_text();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -12,9 +13,16 @@ use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt};
 /// What is written is sent at the latest when it is flushed. Dropping it ends the stream at both ends.
 pub struct PeerStream {
     stream: Compat<libp2p_swarm::Stream>,
-    is_relayed: bool,
+    path: Path,
     /// Its place among the streams that peers may have open.
     _places: Option<[OwnedSemaphorePermit; 2]>,
+}
+
+/// How a connection reaches its peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    pub is_relayed: bool,
+    pub ip: Option<IpAddr>,
 }
 
 /// A stream that a peer opened.
@@ -39,17 +47,18 @@ impl IncomingStreams {
 }
 
 impl PeerStream {
-    pub(super) fn new(
-        stream: libp2p_swarm::Stream,
-        is_relayed: bool,
-        places: Option<[OwnedSemaphorePermit; 2]>,
-    ) -> Self {
-        Self { stream: stream.compat(), is_relayed, _places: places }
+    pub(super) fn new(stream: libp2p_swarm::Stream, path: Path, places: Option<[OwnedSemaphorePermit; 2]>) -> Self {
+        Self { stream: stream.compat(), path, _places: places }
     }
 
     /// Whether a relay carries it.
     pub fn is_relayed(&self) -> bool {
-        self.is_relayed
+        self.path.is_relayed
+    }
+
+    /// Where the connection leads to: the IP address of the peer, or of the relay between.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.path.ip
     }
 }
 
@@ -75,6 +84,6 @@ impl AsyncWrite for PeerStream {
 
 impl fmt::Debug for PeerStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerStream").field("is_relayed", &self.is_relayed).finish_non_exhaustive()
+        f.debug_struct("PeerStream").field("is_relayed", &self.path.is_relayed).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,7 @@
 //! Nodes on loopback: what they do for each other, and what a bad one can not do to the others.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod claims;
 mod finding;
 mod hostile;
 mod identity;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use p2p::{Identity, IncomingStream, IncomingStreams, Multiaddr, Node, NodeHandle, NodeOptions, PeerStream, peer_text};
+use p2p::{
+    Identity, IncomingStream, IncomingStreams, Multiaddr, Node, NodeHandle, NodeOptions, PeerStream, Scope, peer_text,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::sleep;
 
@@ -54,6 +56,7 @@ pub fn node(listen: &[&str], change: impl FnOnce(&mut NodeOptions)) -> (NodeHand
     let mut options = NodeOptions::new(Identity::ephemeral());
     options.listen = listen.iter().map(|address| address.parse().unwrap()).collect();
     options.accepts = vec![ECHO];
+    options.least_scope = Some(Scope::Host);
     change(&mut options);
     Node::start(options).unwrap()
 }

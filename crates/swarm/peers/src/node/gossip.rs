@@ -4,12 +4,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use p2p::{InlinedKeys, NodeHandle};
-use swarm::{ModelDigest, PeerId, RECORD_BYTES_MAX, RecordError, SignedRecord, UnixTime};
+use swarm::{AddressBlock, ModelDigest, PeerId, RECORD_BYTES_MAX, RecordError, SignedRecord, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tracing::debug;
@@ -40,11 +41,13 @@ pub(super) struct Gossip {
     /// When each peer was asked.
     asked: HashMap<PeerId, UnixTime>,
     providers: Vec<PeerId>,
+    /// Connected peers that do not speak this protocol, such as those of other networks.
+    deaf: HashSet<PeerId>,
 }
 
 impl Gossip {
     pub fn new(handle: NodeHandle, view: Arc<SwarmView>, model: Option<ModelDigest>) -> Self {
-        Self { handle, view, model, asked: HashMap::new(), providers: Vec::new() }
+        Self { handle, view, model, asked: HashMap::new(), providers: Vec::new(), deaf: HashSet::new() }
     }
 
     /// Returns when somebody looks for a chain in vain.
@@ -62,9 +65,11 @@ impl Gossip {
         }
         let connected = self.handle.peers().into_iter().map(|connected| connected.peer);
         let mut peers: Vec<PeerId> = connected.chain(self.providers.iter().copied()).collect();
-        peers.retain(|peer| *peer != self.handle.peer());
         peers.sort_unstable();
         peers.dedup();
+        // One that is not connected any more may be another program when it comes back.
+        self.deaf.retain(|peer| peers.binary_search(peer).is_ok());
+        peers.retain(|peer| *peer != self.handle.peer() && !self.deaf.contains(peer));
         self.asked.retain(|peer, _| peers.contains(peer));
         // Those that were asked longest ago.
         peers.sort_by_key(|peer| self.asked.get(peer).copied().unwrap_or_default());
@@ -73,19 +78,23 @@ impl Gossip {
         let (asked, started): (Vec<_>, _) = (peers.iter().map(|peer| (*peer, last(peer))).collect(), now());
         self.asked.extend(peers.iter().map(|peer| (*peer, started)));
         // At once: one that has died keeps nobody else waiting.
-        join_all(asked.into_iter().map(|(peer, since)| self.ask(peer, since))).await;
+        let answers = join_all(asked.into_iter().map(|(peer, since)| self.ask(peer, since))).await;
+        self.deaf.extend(answers.into_iter().flatten());
         !self.view.signed_records(self.model.as_ref(), UnixTime(0)).is_empty()
     }
 
-    async fn ask(&self, peer: PeerId, since: UnixTime) {
+    /// Returns the peer if it does not speak this protocol.
+    async fn ask(&self, peer: PeerId, since: UnixTime) -> Option<PeerId> {
         match timeout(EXCHANGE_TIME_MAX, self.exchange(peer, since)).await {
             Ok(Ok(())) => {}
+            Ok(Err(ExchangeError::Open(p2p::OpenError::Protocol { .. }))) => return Some(peer),
             Ok(Err(error)) => debug!(%peer, %error, "an exchange of records failed"),
             Err(_) => debug!(%peer, "an exchange of records took too long"),
         }
         if let Some(time) = self.handle.round_trip(&peer) {
             self.view.set_round_trip(peer, time);
         }
+        None
     }
 
     async fn exchange(&self, peer: PeerId, since: UnixTime) -> Result<(), ExchangeError> {
@@ -95,7 +104,8 @@ impl Gossip {
         let body = [model.as_ref().map_or(&[][..], |model| &model[..]), &since.0.to_le_bytes()].concat();
         write_frame(&mut stream, kind::ASK, &body).await?;
         send(&mut stream, &self.view, self.model.as_ref(), since).await?;
-        receive(&mut stream, &self.view).await
+        let teller = address_block(stream.ip());
+        receive(&mut stream, &self.view, teller).await
     }
 }
 
@@ -111,10 +121,16 @@ pub(super) enum ExchangeError {
     TooMany,
 }
 
+/// Whom a neighbour at this address counts as.
+pub(super) fn address_block(ip: Option<IpAddr>) -> AddressBlock {
+    ip.map_or(AddressBlock::UNKNOWN, AddressBlock::of)
+}
+
 /// Answers a peer that asks.
 pub(super) async fn answer(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     view: &SwarmView,
+    teller: AddressBlock,
 ) -> Result<(), ExchangeError> {
     let mut body = Vec::new();
     let kind = read_frame(&mut stream, 32 + 8, &mut body).await?;
@@ -125,38 +141,41 @@ pub(super) async fn answer(
         [] => None,
         model => Some(ModelDigest(model.try_into().map_err(|_| unknown(kind))?)),
     };
-    receive(&mut stream, view).await?;
+    receive(&mut stream, view, teller).await?;
     send(&mut stream, view, model.as_ref(), UnixTime(since)).await
 }
 
-/// Sends what is known and issued since then, the newest if there is too much.
+/// Sends what is known and issued since then, the most trusted if there is too much.
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     view: &SwarmView,
     model: Option<&ModelDigest>,
     since: UnixTime,
 ) -> Result<(), ExchangeError> {
-    let mut records = view.signed_records(model, since);
-    records.sort_by_key(|record| std::cmp::Reverse(record.record().issued));
+    let records = view.to_tell(model, since);
     for record in records.iter().take(RECORDS_MAX) {
         write_frame(to, kind::RECORD, &record.signed().encode()).await?;
     }
     Ok(write_frame(to, kind::END, &[]).await?)
 }
 
-async fn receive(from: &mut (impl AsyncRead + Unpin), view: &SwarmView) -> Result<(), ExchangeError> {
+async fn receive(
+    from: &mut (impl AsyncRead + Unpin),
+    view: &SwarmView,
+    teller: AddressBlock,
+) -> Result<(), ExchangeError> {
     let mut body = Vec::new();
     for _ in 0..=RECORDS_MAX {
         match read_frame(from, RECORD_BYTES_MAX, &mut body).await? {
             kind::RECORD => {
                 let record = SignedRecord::decode(&body)?;
                 // That costs less than to verify it.
-                if view.knows(record.record()) {
+                if view.tell_again(&record, teller) {
                     continue;
                 }
                 match record.verify(&InlinedKeys, now()) {
                     Ok(record) => {
-                        if let Err(error) = view.insert(record) {
+                        if let Err(error) = view.insert_told(record, teller) {
                             tracing::trace!(%error, "a record is not taken");
                         }
                     }

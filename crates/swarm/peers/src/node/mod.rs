@@ -119,12 +119,13 @@ async fn accept(
     others: Vec<(&'static str, StreamHandler)>,
 ) {
     while let Some(p2p::IncomingStream { peer, protocol, stream }) = incoming.next().await {
+        let teller = gossip::address_block(stream.ip());
         let (server, view, stream) = (server.clone(), Arc::clone(&view), Box::new(stream));
         match protocol {
             BLOCK_PROTOCOL => drop(tokio::spawn(async move { server.serve_client(peer, stream).await })),
             PUSH_PROTOCOL => drop(tokio::spawn(async move { server.serve_pushes(peer, stream).await })),
             RECORDS_PROTOCOL => drop(tokio::spawn(async move {
-                match timeout(EXCHANGE_TIME_MAX, gossip::answer(stream, &view)).await {
+                match timeout(EXCHANGE_TIME_MAX, gossip::answer(stream, &view, teller)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => debug!(%peer, %error, "an exchange of records failed"),
                     Err(_) => debug!(%peer, "an exchange of records took too long"),

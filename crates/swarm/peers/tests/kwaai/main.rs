@@ -6,9 +6,11 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod absent;
+mod coordinator;
 mod finder;
 mod fixture;
 mod hostile;
+mod libp2p_node;
 mod logits;
 mod registry;
 mod server;

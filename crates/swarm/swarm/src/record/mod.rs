@@ -20,8 +20,8 @@ pub const LAYERS_MAX: usize = 1024;
 pub const NEIGHBOURS_MAX: usize = 16;
 /// The longest life of a record.
 pub const LIFETIME_MS_MAX: u32 = 15 * 60 * 1000;
-/// A record may be issued this far in the future of whoever reads it.
-pub const CLOCK_SKEW_MS: u64 = 2 * 60 * 1000;
+/// A record may be issued this far in the future of whoever reads it: what clocks that are set by NTP never differ by.
+pub const CLOCK_SKEW_MS: u64 = 15 * 1000;
 
 const LAYER_SECONDS: std::ops::RangeInclusive<f32> = 1e-6..=60.0;
 const LAYER_TOKENS_PER_S: std::ops::RangeInclusive<f32> = 1e-3..=1e7;

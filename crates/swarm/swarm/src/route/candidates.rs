@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use types::LayerRange;
 
 use super::hops::{Endpoint, Site, Sites};
-use super::{ChainSpan, RouteError, RoutePlanner, RouteRequest};
+use super::{ChainSpan, RouteError, RoutePlanner, RouteRequest, Trust};
 use crate::identity::PeerId;
 use crate::record::{BlockRecord, BlockUse, ServiceState};
 
@@ -55,12 +55,14 @@ impl Candidates {
         request: &RouteRequest,
         range: LayerRange,
         kept: &[PeerId],
+        trust: Trust,
     ) -> Result<Self, RouteError> {
         let client = Site::client(planner.client, request.activation_bytes);
         let allowed: Vec<_> = planner
             .directory
             .records(&request.model)
             .filter(|record| is_allowed(planner, request, record) && overlaps(record, range))
+            .filter(|record| is_trusted(planner, request, record, trust))
             .map(|record| (record, candidate(planner, record, range)))
             .map(|(record, candidate)| {
                 (record, candidate, Site::peer(record, planner.client, &client, request.activation_bytes))
@@ -172,6 +174,14 @@ fn is_allowed(planner: &RoutePlanner, request: &RouteRequest, record: &BlockReco
         && request.dtype.is_none_or(|dtype| dtype == record.dtype)
         && !request.excluded.contains(&record.peer)
         && !planner.reputation.is_excluded(&record.peer, planner.now)
+}
+
+fn is_trusted(planner: &RoutePlanner, request: &RouteRequest, record: &BlockRecord, trust: Trust) -> bool {
+    match trust {
+        Trust::Reached => planner.directory.is_own(&request.model, &record.peer),
+        Trust::NotDoubtful => !planner.directory.is_doubtful(&request.model, &record.peer),
+        Trust::Any => true,
+    }
 }
 
 /// Some of the block can be used for the range; if only the whole block can be used, all of it.

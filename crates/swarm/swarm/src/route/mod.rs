@@ -110,6 +110,15 @@ pub enum RouteError {
     NotSpans { layers: LayerRange },
 }
 
+/// The peers of which a chain may consist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    /// This process has reached them itself.
+    Reached,
+    NotDoubtful,
+    Any,
+}
+
 /// Finds chains, from what is known at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutePlanner<'a> {
@@ -126,11 +135,35 @@ impl RoutePlanner<'_> {
         let layers = u32::try_from(request.layers).ok().filter(|_| request.layers <= LAYERS_MAX);
         let range = layers.and_then(|layers| LayerRange::new(0, layers));
         let range = range.ok_or(RouteError::LayerCount { layers: request.layers })?;
-        let candidates = Candidates::find(self, request, range, &[])?;
+        self.by_trust(request, |trust| self.plan_with(request, range, trust))
+    }
+
+    fn plan_with(&self, request: &RouteRequest, range: LayerRange, trust: Trust) -> Result<PeerChain, RouteError> {
+        let candidates = Candidates::find(self, request, range, &[], trust)?;
         let found = search::least(&candidates, self.limits, Endpoint::Client, Endpoint::Client);
         let spans = found.ok_or(RouteError::NoChain { layers: range })?;
         let token_seconds = candidates.chain_seconds(&spans, Endpoint::Client, Endpoint::Client);
         Ok(PeerChain { spans: candidates.chain_spans(&spans), token_seconds })
+    }
+
+    /// Finds a chain of the peers that deserve most trust: after some that others told of were not there, of those that this
+    /// process has reached; else of those that are not doubtful; or if there is none, of all.
+    fn by_trust(
+        &self,
+        request: &RouteRequest,
+        find: impl Fn(Trust) -> Result<PeerChain, RouteError>,
+    ) -> Result<PeerChain, RouteError> {
+        if self.reputation.doubts_claims(self.now)
+            && let Ok(chain) = find(Trust::Reached)
+        {
+            return Ok(chain);
+        }
+        if self.directory.has_doubtful(&request.model)
+            && let Ok(chain) = find(Trust::NotDoubtful)
+        {
+            return Ok(chain);
+        }
+        find(Trust::Any)
     }
 
     /// The best chain with other spans for `lost`, which is one span or several next to each other; the others stay. A
@@ -141,6 +174,16 @@ impl RoutePlanner<'_> {
         chain: &PeerChain,
         lost: LayerRange,
     ) -> Result<PeerChain, RouteError> {
+        self.by_trust(request, |trust| self.replace_with(request, chain, lost, trust))
+    }
+
+    fn replace_with(
+        &self,
+        request: &RouteRequest,
+        chain: &PeerChain,
+        lost: LayerRange,
+        trust: Trust,
+    ) -> Result<PeerChain, RouteError> {
         let not_spans = RouteError::NotSpans { layers: lost };
         let first = chain.spans.iter().position(|span| span.layers.start() == lost.start());
         let last = chain.spans.iter().position(|span| span.layers.end() == lost.end());
@@ -150,7 +193,7 @@ impl RoutePlanner<'_> {
         }
         let (before, after) = (&chain.spans[..first], &chain.spans[last + 1..]);
         let kept: Vec<PeerId> = before.iter().chain(after).map(|span| span.peer).collect();
-        let candidates = Candidates::find(self, request, lost, &kept)?;
+        let candidates = Candidates::find(self, request, lost, &kept, trust)?;
         let endpoint = |span: Option<&ChainSpan>| {
             span.and_then(|span| candidates.index_of(&span.peer)).map_or(Endpoint::Client, Endpoint::Peer)
         };

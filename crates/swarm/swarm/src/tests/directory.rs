@@ -2,7 +2,8 @@
 
 use super::{MODEL, NOW, directory, layers, peer, record, verified};
 use crate::{
-    BLOCKS_PER_PEER_MAX, BlockRecord, Directory, DirectoryError, ModelDigest, ServiceState, Speed, TRUSTED_SPEED_FACTOR,
+    AddressBlock, BLOCKS_PER_PEER_MAX, BlockRecord, CROWD, Directory, DirectoryError, ModelDigest, PeerId, RECORDS_MAX,
+    ServiceState, Speed, TRUSTED_SPEED_FACTOR,
 };
 
 #[test]
@@ -53,11 +54,91 @@ fn a_peer_has_few_blocks_and_a_full_directory_keeps_what_it_has() {
     small.insert(verified(record(1, layers(0, 4))), NOW).unwrap();
     small.insert(verified(record(2, layers(0, 4))), NOW).unwrap();
     let refused = small.insert(verified(record(3, layers(0, 4))), NOW);
-    assert_eq!(refused, Err(DirectoryError::Full { records_max: 2 }));
+    assert_eq!(refused, Err(DirectoryError::Full { records_max: 2 }), "the others are of this process too");
     small.insert(verified(BlockRecord { sequence: 2, ..record(2, layers(4, 8)) }), NOW).unwrap();
     let later = NOW.plus(60_000);
     small.insert(verified(BlockRecord { issued: later, ..record(3, layers(0, 4)) }), later).unwrap();
     assert_eq!(small.len(), 1);
+}
+
+fn block(number: u8) -> AddressBlock {
+    AddressBlock::of([203, 0, number, 1].into())
+}
+
+/// A peer of a large number.
+fn stranger(number: u32) -> BlockRecord {
+    let peer = PeerId::new(&[&[9, 9][..], &number.to_le_bytes()].concat()).unwrap();
+    BlockRecord { peer, ..record(0, layers(0, 4)) }
+}
+
+#[test]
+fn what_one_address_block_alone_tells_has_a_share() {
+    let mut directory = Directory::new(1600);
+    let mut now = NOW;
+    let mut tell = |number: u32, teller: u8| {
+        now = now.plus(1);
+        let told = directory.insert_told(verified(stranger(number)), block(teller), now);
+        told.map(|()| directory.len())
+    };
+    let taken = (0..10_000).filter(|number| tell(*number, 1).is_ok()).count();
+    assert_eq!(taken, 100);
+    assert_eq!(tell(10_000, 1), Err(DirectoryError::Share { share: 100 }));
+    // Fifteen others fill it, and the next one displaces the latest of those that have most.
+    for teller in 2..=16 {
+        assert_eq!((0..100).filter(|number| tell(u32::from(teller) * 20_000 + number, teller).is_ok()).count(), 100);
+    }
+    assert_eq!(tell(1_000_000, 17), Ok(1600));
+    directory.insert(verified(record(1, layers(0, 4))), NOW).unwrap();
+    assert_eq!(directory.len(), 1600);
+    assert!(directory.knows(&stranger(0).peer) && directory.knows(&stranger(1_000_000).peer));
+    assert!(!directory.knows(&stranger(16 * 20_000 + 99).peer));
+    // What is known is renewed in a full directory, too.
+    let renewed = BlockRecord { sequence: 2, ..stranger(0) };
+    directory.insert_told(verified(renewed), block(1), NOW).unwrap();
+}
+
+#[test]
+fn who_was_reached_comes_first_then_who_many_know_then_who_is_known_for_longest() {
+    let mut directory = Directory::new(RECORDS_MAX);
+    for (number, tellers) in [(1, &[1][..]), (2, &[1]), (3, &[1, 2]), (4, &[1, 2, 3]), (5, &[2])] {
+        let record = verified(stranger(number));
+        for teller in tellers {
+            if !directory.tell_again(record.signed(), block(*teller)) {
+                directory.insert_told(record.clone(), block(*teller), NOW.plus(number.into())).unwrap();
+            }
+        }
+    }
+    directory.set_reached(&stranger(5).peer);
+    let order: Vec<PeerId> = directory.by_trust(Some(&MODEL)).iter().map(|record| record.record().peer).collect();
+    assert_eq!(order, [5, 4, 3, 1, 2].map(|number| stranger(number).peer));
+}
+
+#[test]
+fn who_is_known_from_one_crowded_block_alone_is_doubtful() {
+    let mut directory = Directory::new(RECORDS_MAX);
+    let (crowd, model) = (CROWD as u32 + 1, Some(&MODEL));
+    let renewed = |number| verified(BlockRecord { sequence: 2, ..stranger(number) });
+    for number in 0..crowd {
+        directory.insert_told(verified(stranger(number)), block(1), NOW).unwrap();
+    }
+    assert!(directory.is_doubtful(&MODEL, &stranger(0).peer) && directory.has_doubtful(&MODEL));
+    // Others are not, nor are those that others know, and those that were reached.
+    directory.insert_told(verified(stranger(crowd)), block(2), NOW).unwrap();
+    assert!(!directory.is_doubtful(&MODEL, &stranger(crowd).peer));
+    for number in crowd + 1..crowd + 4 {
+        directory.insert_told(verified(stranger(number)), block(1), NOW).unwrap();
+    }
+    directory.insert_told(renewed(0), block(2), NOW).unwrap();
+    assert!(directory.tell_again(verified(stranger(1)).signed(), block(2)));
+    directory.set_reached(&stranger(2).peer);
+    for number in 0..3 {
+        assert!(!directory.is_doubtful(&MODEL, &stranger(number).peer), "{number}");
+    }
+    assert!(directory.is_doubtful(&MODEL, &stranger(3).peer));
+    assert_eq!(directory.by_trust(model).len(), crowd as usize + 4);
+    // One fewer is no crowd.
+    directory.remove(&MODEL, &stranger(3).peer);
+    assert!(!directory.has_doubtful(&MODEL));
 }
 
 #[test]

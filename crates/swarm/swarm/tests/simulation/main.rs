@@ -1,5 +1,7 @@
 //! A thousand simulated peers in virtual time: coverage, balance, and how often peers move.
 
+mod eclipse;
+
 use std::collections::HashSet;
 
 use swarm::{Reputation, RouteLimits, RoutePlanner};

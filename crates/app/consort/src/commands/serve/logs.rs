@@ -39,6 +39,8 @@ const CRATES: [&str; 19] = [
     "types",
     "weights",
 ];
+/// Crates of others whose names begin with one of these.
+const OTHERS: [&str; 4] = ["netlink_packet_core", "netlink_packet_route", "netlink_proto", "netlink_sys"];
 /// The crates whose events tell a person what became of machines.
 const TOLD: [&str; 5] = ["consort", "cluster", "cake", "peers", "swarm"];
 
@@ -54,7 +56,7 @@ pub enum LogFormat {
 /// Writes events to standard error: those that a variable selects, else those of `level` and above of our crates. Call once
 /// per process.
 pub fn install(format: LogFormat, level: &str) -> Result<()> {
-    let filter = selected().unwrap_or_else(|| EnvFilter::new(directives(&CRATES, level)));
+    let filter = selected().unwrap_or_else(|| default_filter(&directives(&CRATES, level)));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).with_target(false);
     let installed = match format {
         LogFormat::Text => log.with_ansi(stderr().is_terminal()).try_init(),
@@ -71,7 +73,7 @@ pub fn install_for_server(format: LogFormat, verbose: bool) -> Result<()> {
     if !is_quiet {
         return install(format, "info");
     }
-    let filter = EnvFilter::new(format!("{},{}", directives(&CRATES, "warn"), directives(&TOLD, "info")));
+    let filter = default_filter(&format!("{},{}", directives(&CRATES, "warn"), directives(&TOLD, "info")));
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default).event_format(PersonFormat);
     log.try_init().map_err(|error| anyhow!("start the log: {error}"))
@@ -82,10 +84,20 @@ pub fn has_person() -> bool {
     HAS_PERSON.get().is_some_and(|has| *has)
 }
 
-/// What the variables select.
+/// What the variables select. A level alone is one of our events; those of other crates are for whoever looks for a fault, so they
+/// come with `debug`, or by their names.
 fn selected() -> Option<EnvFilter> {
-    let set = VARIABLES.iter().find(|variable| env::var_os(variable).is_some_and(|value| !value.is_empty()))?;
-    EnvFilter::try_from_env(set).ok()
+    let value = VARIABLES.iter().find_map(|variable| env::var(variable).ok().filter(|value| !value.is_empty()))?;
+    match value.as_str() {
+        "error" | "warn" | "info" => Some(default_filter(&directives(&CRATES, &value))),
+        value => EnvFilter::try_new(value).ok(),
+    }
+}
+
+/// Events of our crates. A directive selects all names that it is the beginning of, so names of other crates that begin with one
+/// of ours are left out again.
+fn default_filter(directives: &str) -> EnvFilter {
+    EnvFilter::new(format!("{directives},{}=off", OTHERS.join("=off,")))
 }
 
 fn directives(crates: &[&str], level: &str) -> String {
@@ -135,6 +147,17 @@ mod tests {
         let names: BTreeSet<_> =
             crates().iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
         assert_eq!(names, CRATES.iter().map(|name| (*name).to_owned()).collect());
+    }
+
+    /// Crates of others that this program is made of log nothing by default, whatever their names begin with.
+    #[test]
+    fn only_our_crates_log() {
+        let lock = fs::read_to_string(testing::repository("Cargo.lock")).unwrap();
+        let names = lock.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+        let names: Vec<String> = names.map(|name| name.replace('-', "_")).collect();
+        let begins = |name: &&String| CRATES.iter().any(|known| name.starts_with(known) && name.as_str() != *known);
+        let others: BTreeSet<&str> = names.iter().filter(begins).map(String::as_str).collect();
+        assert_eq!(others, OTHERS.into_iter().collect());
     }
 
     /// The calls in a source file that write to the log, up to their last parenthesis.

@@ -142,6 +142,11 @@ impl SwarmServeArgs {
         node_options.listen = listen.into_iter().filter(|address| !is_private || is_tcp(address)).collect();
         node_options.external = self.external.clone();
         node_options.relay_server = self.relay;
+        node_options.named = kwaai.addresses();
+        // KwaaiNet's nodes cannot join a private swarm.
+        if self.kwaai.kwaai && !is_private {
+            node_options.ipfs_kademlia = Some(kwaai.registries_with_ids());
+        }
         watch_signals()?;
         let runtime = network_runtime()?;
         let _entered = runtime.enter();

@@ -1,9 +1,9 @@
 //! `consort swarm status`: the peers of a swarm, how they are reached, and what they serve.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use ::swarm::{BlockRecord, PeerId, Reach, ServiceState};
+use ::swarm::{BlockRecord, ModelDigest, PeerId, Reach, ServiceState};
 use anyhow::{Context, Result};
 use clap::Args;
 use p2p::{ConnectedPeer, Identity};
@@ -13,6 +13,11 @@ use serde_json::json;
 use super::super::chain::network_runtime;
 use super::super::options::SwarmNetworkOptions;
 use crate::terminal;
+
+/// What is listed of a swarm for a person: connected peers, models, and blocks of a model, of each the most trusted.
+const PEERS_MAX: usize = 64;
+const MODELS_MAX: usize = 16;
+const BLOCKS_MAX: usize = 64;
 
 /// Show the peers of a swarm, how they are reached, and the layers that they serve
 #[derive(Args, Debug)]
@@ -50,16 +55,28 @@ impl SwarmStatusArgs {
             terminal::print_line(format!("no peers were found: {why}"))?;
             return Ok(());
         }
-        for peer in connected.values() {
+        for peer in connected.values().take(PEERS_MAX) {
             let way = if peer.is_relayed { "over a relay" } else { "directly" };
             let time = peer.round_trip.map_or_else(String::new, |time| format!(", {:.1} ms", time.as_secs_f64() * 1e3));
             terminal::print_line(format!("{}  {way}{time}  {}", p2p::peer_text(&peer.peer), peer.address))?;
         }
-        let mut models: BTreeMap<_, Vec<&BlockRecord>> = BTreeMap::new();
-        records.iter().for_each(|record| models.entry(record.model).or_default().push(record));
-        for (model, mut blocks) in models {
+        print_more(connected.len(), PEERS_MAX, "peers")?;
+        // Models and blocks in the order of the records: the most trusted first.
+        let mut models: Vec<(ModelDigest, Vec<&BlockRecord>)> = Vec::new();
+        let mut places: HashMap<ModelDigest, usize> = HashMap::new();
+        for record in &records {
+            let place = *places.entry(record.model).or_insert(models.len());
+            if place == models.len() {
+                models.push((record.model, Vec::new()));
+            }
+            models[place].1.push(record);
+        }
+        let count = models.len();
+        for (model, mut blocks) in models.into_iter().take(MODELS_MAX) {
             let id: String = model.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
             terminal::print_line(format!("model {id}…"))?;
+            let count = blocks.len();
+            blocks.truncate(BLOCKS_MAX);
             blocks.sort_by_key(|block| (block.layers.start(), block.layers.end()));
             for block in blocks {
                 let (speed, free) = (block.speed.layer_seconds * 1e3, block.kv_tokens_free);
@@ -70,9 +87,18 @@ impl SwarmStatusArgs {
                     state_text(block.state),
                 ))?;
             }
+            print_more(count, BLOCKS_MAX, "blocks")?;
         }
-        Ok(())
+        print_more(count, MODELS_MAX, "models")
     }
+}
+
+/// How many there are beyond those that were listed.
+fn print_more(count: usize, listed_max: usize, what: &str) -> Result<()> {
+    if count > listed_max {
+        terminal::print_line(format!("  and {} more {what}; --json lists all", count - listed_max))?;
+    }
+    Ok(())
 }
 
 fn state_text(state: ServiceState) -> &'static str {

@@ -1,13 +1,14 @@
 //! An exchange of records with a peer that lies, floods, or says nothing.
 
 use p2p::Identity;
-use swarm::{BlockRecord, BlockUse, Reach, ServiceState, Speed, VerifiedRecord, Verifier};
+use swarm::{BlockRecord, BlockUse, CLOCK_SKEW_MS, CROWD, Reach, ServiceState, Speed, VerifiedRecord, Verifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use types::{DType, LayerRange};
 
 use super::*;
 
 const MODEL: ModelDigest = ModelDigest([5; 32]);
+const TELLER: AddressBlock = AddressBlock::UNKNOWN;
 /// More than this machine's clock may be wrong.
 const HOUR_MS: u64 = 3_600_000;
 
@@ -48,7 +49,7 @@ async fn told(frames: &[(u8, Vec<u8>)]) -> (Result<(), ExchangeError>, SwarmView
         let mut rest = Vec::new();
         let _ = ours.read_to_end(&mut rest).await;
     };
-    let (answered, ()) = tokio::join!(answer(theirs, &view), tell);
+    let (answered, ()) = tokio::join!(answer(theirs, &view, TELLER), tell);
     (answered, view)
 }
 
@@ -68,9 +69,9 @@ async fn honest_peers_learn_each_others_records() {
     let ask = async {
         write_frame(&mut ours, kind::ASK, &[&MODEL.0[..], &[0; 8]].concat()).await.unwrap();
         send(&mut ours, &view, Some(&MODEL), UnixTime(0)).await.unwrap();
-        receive(&mut ours, &view).await.unwrap();
+        receive(&mut ours, &view, TELLER).await.unwrap();
     };
-    let (answered, ()) = tokio::join!(answer(theirs, &other), ask);
+    let (answered, ()) = tokio::join!(answer(theirs, &other, TELLER), ask);
     answered.unwrap();
     assert_eq!((view.records(None).len(), other.records(None).len()), (3, 2));
 }
@@ -121,6 +122,27 @@ async fn an_older_record_does_not_replace_a_newer_one() {
     assert_eq!(view.records(None), [newer]);
 }
 
+/// A flood of fresh records with times as late as they may be, from one address.
+#[tokio::test]
+async fn a_flood_is_neither_told_on_nor_in_the_way_of_others() {
+    let honest = Identity::ephemeral();
+    let late = now().plus(CLOCK_SKEW_MS / 2);
+    let flood = (0..2 * CROWD).map(|_| Identity::ephemeral()).map(|identity| {
+        let record = record(identity.peer(), late);
+        (kind::RECORD, signed(&identity, record))
+    });
+    let (answered, view) = told(&flood.chain([(kind::END, vec![])]).collect::<Vec<_>>()).await;
+    answered.unwrap();
+    let own = SignedRecord::sign(record(honest.peer(), now()), &honest).unwrap().verify(&InlinedKeys, now()).unwrap();
+    view.insert_told(own, AddressBlock::of([203, 0, 113, 1].into())).unwrap();
+    assert_eq!(view.records(None).len(), 2 * CROWD + 1);
+    let mut sent = Vec::new();
+    send(&mut sent, &view, Some(&MODEL), UnixTime(0)).await.unwrap();
+    let other = SwarmView::default();
+    receive(&mut &sent[..], &other, TELLER).await.unwrap();
+    assert_eq!(other.records(None).iter().map(|record| record.peer).collect::<Vec<_>>(), [honest.peer()]);
+}
+
 #[tokio::test]
 async fn an_exchange_has_a_limited_number_of_records() {
     let identity = Identity::ephemeral();
@@ -148,7 +170,7 @@ async fn messages_of_other_kinds_and_lengths_end_an_exchange() {
     ] {
         let (mut ours, theirs) = duplex(1 << 12);
         write_frame(&mut ours, ask.0, &ask.1).await.unwrap();
-        assert!(answer(theirs, &none).await.is_err(), "{ask:?}");
+        assert!(answer(theirs, &none, TELLER).await.is_err(), "{ask:?}");
     }
     let identity = Identity::ephemeral();
     let good = signed(&identity, record(identity.peer(), now()));
@@ -181,7 +203,7 @@ async fn a_peer_that_drips_bytes_or_does_not_read_is_given_up() {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            answered = timeout(EXCHANGE_TIME_MAX, answer(theirs, &view)) => answered.is_err(),
+            answered = timeout(EXCHANGE_TIME_MAX, answer(theirs, &view, TELLER)) => answered.is_err(),
             () = drip => false,
         }
     };
