@@ -65,7 +65,7 @@ pub struct JoinArgs {
     /// The most that the store may hold; what was used least recently is removed first
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "100G")]
     pub store_max: u64,
-    /// Do not announce this machine by mDNS; others have to name it with --peer
+    /// Do not announce this machine by mDNS; others have to name it with --node
     #[arg(long)]
     no_mdns: bool,
     /// Compute threads of each rank [default: one per CPU, divided among the ranks]
@@ -138,7 +138,7 @@ impl JoinArgs {
         let _announcer = match announced.transpose() {
             Ok(announcer) => announcer,
             Err(error) => {
-                warn!("others have to name this machine with --peer: {error}");
+                warn!("others have to name this machine with --node: {error}");
                 None
             }
         };
