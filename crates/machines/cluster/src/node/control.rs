@@ -115,7 +115,7 @@ fn inject(sender: &MessageSender, point: FaultPoint) {
         Some(FaultAction::Garbage) => sender.send(ControlKind::Json as u8, &[&fault::garbage()]),
         // An answer that was not asked for.
         Some(FaultAction::Lie) => {
-            let loaded = ControlReply::Loaded { id: 1, weight_bytes: 1, kv_bytes: u64::MAX };
+            let loaded = ControlReply::Loaded { id: 2, weight_bytes: 1, kv_bytes: u64::MAX };
             reply(sender, &loaded)
         }
         _ => Ok(()),
