@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use cluster::chain::ChainBuilder as _;
 use engine::{Executor as _, Health};
 use tempfile::TempDir;
 use testing::cluster_chain::DEADLINE;
@@ -43,5 +42,4 @@ fn a_split_is_kept_again_after_all_of_its_nodes_were_lost_and_came_back() {
     let (again, chain) = answers(chain, requests(&model), options(32));
     assert!(again == expected);
     assert_eq!(used(&chain), peers);
-    drop(chain.builder().missing());
 }
