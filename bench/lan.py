@@ -232,7 +232,7 @@ class Machines:
     def bench(self, model: Path, arguments: list[str], counts: list[int] | None, cpu: int | None = None) -> tuple[dict, dict]:
         """What `consort bench` says of the chain, and tokens per second by test and batch. With no `counts`, by the best plan."""
         peers = ",".join(f"{address(index)}:{PORT}" for index in range(1, len(self.names)))
-        chained = ["--peer", peers] + (["--split", ",".join(map(str, counts))] if counts else [])
+        chained = ["--node", peers] + (["--split", ",".join(map(str, counts))] if counts else [])
         lines = self.run(model, arguments + chained, cpu)
         return next(line for line in lines if "hops" in line), tokens_per_s(lines)
 

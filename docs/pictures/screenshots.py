@@ -47,7 +47,7 @@ def cluster(consort: Path) -> bytes:
             listen = ["--listen", addresses[index - 1], "--no-mdns", "--store", store]
             process = machines.start(index, [consort, "join", "--name", name, "--memory", memory, "-t", "1", *listen])
             wait_line(process, "ready to run layers")
-        chain = ["--peer", ",".join(addresses), "--split", ",".join(layers for *_, layers in JOINED), "-t", "1"]
+        chain = ["--node", ",".join(addresses), "--split", ",".join(layers for *_, layers in JOINED), "-t", "1"]
         server = machines.start(0, [consort, *SERVING, *chain])
         address = wait_ready(server)
         with Browser(WIDTH, 770, machines.within(0, [])) as browser:

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use net::ClusterKey;
+use net::{ClusterKey, WeakPassphrase, check_passphrase};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tempfile::NamedTempFile;
 
@@ -25,7 +25,7 @@ const OTHERS: u32 = 0o077;
 
 impl KeyOptions {
     pub fn key(&self) -> Result<ClusterKey> {
-        Ok(ClusterKey::from_passphrase(&self.given_text()?)?)
+        parse(&self.given_text()?)
     }
 
     /// Checks that there is a key. A file is not read: it may be a pipe, which gives its content once.
@@ -60,19 +60,31 @@ impl KeyOptions {
         if self.is_given() { self.given_text().map(Some) } else { kept() }
     }
 
-    /// The text of the given key, without white space around it, for a protocol that uses it as it is.
+    /// The text of the given key, without white space around it, for a protocol that uses it as it is. A weak one is refused.
     pub fn given_text(&self) -> Result<String> {
         let text = match (&self.cluster_key_file, &self.cluster_key) {
             (Some(file), _) => &read(file)?,
             (None, Some(Passphrase(text))) => text,
             (None, None) => return Err(missing().into()),
         };
+        check_passphrase(text).map_err(weak)?;
         Ok(text.trim().to_owned())
     }
 
     pub fn is_given(&self) -> bool {
         self.cluster_key.is_some() || self.cluster_key_file.is_some()
     }
+}
+
+/// The key that a text is.
+pub fn parse(text: &str) -> Result<ClusterKey> {
+    Ok(ClusterKey::from_passphrase(text).map_err(weak)?)
+}
+
+fn weak(error: WeakPassphrase) -> UsageError {
+    UsageError::new(format!(
+        "the cluster key can be guessed: {error}. Leave it out, and `consort cluster key` makes one that cannot, for all machines"
+    ))
 }
 
 fn missing() -> UsageError {

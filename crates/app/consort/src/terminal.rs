@@ -17,7 +17,14 @@ pub fn note(text: &str) {
 
 /// Writes an error to standard error, with its causes.
 pub fn error(error: &anyhow::Error) {
-    let _ = writeln!(stderr(), "{}", for_stderr(&format!("error: {error:#}")));
+    let _ = writeln!(stderr(), "{}", for_stderr(&format!("error: {}", with_causes(error))));
+}
+
+/// An error and its causes, each once: some errors have the cause in their own text.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut causes = error.chain().map(ToString::to_string);
+    let first = causes.next().unwrap_or_default();
+    causes.fold(first, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 /// A text as standard output gets it: only [`printable`] characters if it is a terminal.
@@ -52,6 +59,15 @@ pub fn stdout_width() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_named_once() {
+        let io = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let twice =
+            anyhow::Error::new(io()).context(format!("talk to the other side: {}", io())).context("cake worker h:1");
+        assert_eq!(with_causes(&twice), "cake worker h:1: talk to the other side: connection refused");
+        assert_eq!(with_causes(&anyhow::Error::new(io()).context("find h")), "find h: connection refused");
+    }
 
     #[test]
     fn control_characters_are_not_printable() {

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -240,12 +242,33 @@ fn machines_of_ours_that_speak_cakes_protocol_change_no_bit() {
         let second = ["--cake-worker", &workers[1].address];
         let options = [&["--cluster-key", KEY, &discover][..], &second].concat();
         assert_eq!(logits(&model, prompt, &options), alone);
+        // People are told who was asked and who was not.
+        let said =
+            text(&run(&[&["debug", "tokens", model.to_str().unwrap(), "--tokens", "1"][..], &options].concat()).stderr);
+        for (worker, how) in [(&workers[0], "has answered and is used"), (&workers[1], "has not answered; it is tried")]
+        {
+            assert!(said.contains(&format!("cake worker {} {how}", worker.address)), "{said}");
+        }
         // Both got layers, and keep their weights.
         for (worker, store) in workers.iter().zip(&stores) {
             worker.log.line_with("serve a cake master");
             let kept = fs::read_dir(store.path().join("cake")).unwrap().map(|entry| entry.unwrap().path());
             assert_eq!(kept.into_iter().filter(|path| path.is_dir()).count(), 1);
         }
+    });
+}
+
+#[test]
+fn a_master_without_our_key_is_mentioned_once() {
+    watched(|| {
+        let store = tempdir().unwrap();
+        let worker = Worker::start(store.path(), &[]);
+        // It sends a hello instead of a nonce, as a master without a key does; or it sees that our proof is not its own.
+        let mut master = TcpStream::connect(&worker.address).unwrap();
+        master.write_all(&[7; 32]).unwrap();
+        drop(master);
+        let line = worker.log.line_with("callers were refused");
+        assert!(line.contains("it has none, or another"), "{line}");
     });
 }
 
@@ -293,7 +316,7 @@ fn workers_that_cannot_be_used_are_named_with_the_reason() {
     let (address, nowhere) = (worker.address.to_string(), unused.address().to_string());
     let gguf = oracle("llama/gguf/tiny-llama-q8_0.gguf");
     for (model, worker, key, why) in [
-        (model.as_str(), &address, "another key", "the other side has another cluster key"),
+        (model.as_str(), &address, "another key of the tests", "the other side has another cluster key"),
         (&model, &nowhere, KEY, "Connection refused"),
         (gguf.to_str().unwrap(), &address, KEY, "this one is a GGUF file"),
     ] {
@@ -314,21 +337,21 @@ fn options_that_do_not_go_together_are_refused() {
         (&debug[..], &worker[..], "share a key"),
         (
             &debug,
-            &[&keyed[..], &["--peer", "127.0.0.1:2"]].concat(),
-            "do not work together with --cluster, --peer and --plan",
+            &[&keyed[..], &["--node", "127.0.0.1:2"]].concat(),
+            "do not work together with --cluster, --node and --plan",
         ),
         (&debug, &[&keyed[..], &["--tensor-parallel", "2"]].concat(), "do not work together with --tensor-parallel"),
         (&debug, &[&keyed[..], &["--split", "1,2"]].concat(), "--split has 2 numbers for 1 times --cake-worker"),
         (&debug, &[&keyed[..], &["--cake-discover", "--split", "1"]].concat(), "--split needs an order"),
         (&debug, &[&keyed[..], &["--split", "5"]].concat(), "gives away 5 layers, the model has 4"),
         (&debug, &["--cake-older"], "--cake-older needs --cake-worker"),
-        (&debug, &["--split", "1"], "--split has 1 numbers for 0 times --peer"),
+        (&debug, &["--split", "1"], "--split has 1 numbers for 0 times --node"),
         (&["serve", &model], &[&keyed[..], &["--speculate", "3"]].concat(), "--speculate does not work with cake"),
         (&["join"], &["--model", &model], "--model needs --protocol cake"),
         (&["join"], &["--cake-discovery-port", "1"], "--cake-discovery-port needs --protocol cake"),
         (&["join"], &["--protocol", "cake", "--cluster-key", KEY, "--no-mdns"], "--no-mdns does not apply"),
         (&["join"], &["--protocol", "cake"], "share a key"),
-        (&["join"], &["--protocol", "cake", "--cluster-key", ""], "the cluster key is empty"),
+        (&["join"], &["--protocol", "cake", "--cluster-key", "short"], "can be guessed"),
     ] {
         let mut command = consort(&[command, options].concat());
         let output = testing::bounded::output(command.env_remove("CONSORT_CLUSTER_KEY"));

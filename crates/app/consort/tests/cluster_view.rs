@@ -77,7 +77,7 @@ fn is_positive(value: &Value) -> bool {
 fn two_nodes_are_told_with_their_layers_and_times() {
     let (attic, cellar) = (JoinedNode::start("attic", "127.0.0.1:0"), JoinedNode::start("cellar", "127.0.0.1:0"));
     let peers = format!("{},{}", attic.address, cellar.address);
-    let server = Server::start_with(&["--peer", &peers, "--split", "1,2"], &[("CONSORT_CLUSTER_KEY", KEY)]);
+    let server = Server::start_with(&["--node", &peers, "--split", "1,2"], &[("CONSORT_CLUSTER_KEY", KEY)]);
     let before = cluster(&server);
     let layers = |start: usize, end: usize| json!({"start": start, "end": end});
     let expected = [("this machine", layers(0, 1)), ("attic", layers(1, 2)), ("cellar", layers(2, 4))];
@@ -117,7 +117,7 @@ fn two_nodes_are_told_with_their_layers_and_times() {
 fn a_lost_node_is_told_with_the_reason_and_the_next_chain_without_it() {
     let (mut attic, cellar) = (JoinedNode::start("attic", "127.0.0.1:0"), JoinedNode::start("cellar", "127.0.0.1:0"));
     let peers = format!("{},{}", attic.address, cellar.address);
-    let server = Server::start_with(&["--peer", &peers], &[("CONSORT_CLUSTER_KEY", KEY)]);
+    let server = Server::start_with(&["--node", &peers], &[("CONSORT_CLUSTER_KEY", KEY)]);
     assert_eq!(cluster(&server)["nodes"].as_array().unwrap().len(), 2);
     attic.kill();
     let lost = |cluster: &Value| {
@@ -139,7 +139,7 @@ fn a_server_that_waits_for_machines_says_what_it_waits_for() {
     let unused = ReservedPort::reserve();
     let peers = format!("{},{}", attic.address, unused.address());
     let model = oracle("qwen3/model-f32");
-    let options = ["--peer", &peers, "--split", "1,0"];
+    let options = ["--node", &peers, "--split", "1,0"];
     let server = Server::listen("true", model.to_str().unwrap(), &options, &[("CONSORT_CLUSTER_KEY", KEY)]);
     wait_until("it waits", || cluster(&server)["waiting"].is_string());
     let told = cluster(&server);

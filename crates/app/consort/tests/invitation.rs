@@ -267,8 +267,12 @@ fn without_a_terminal_it_is_said_where_a_key_comes_from() {
     for words in ["in a terminal", "consort cluster invite", "--cluster-key-file", "CONSORT_CLUSTER_KEY"] {
         assert!(said.contains(words), "{said}");
     }
-    let (code, said) = refused(&["cluster", "key"]);
-    assert!(code == Some(1) && said.contains("no key yet"), "{said}");
+    // It makes a key once.
+    let key = || text(&bounded::output(&mut machine.command(&["cluster", "key"])).stdout);
+    let made = key();
+    assert!(made.trim().len() == 40 && made == key(), "{made}");
+    let (code, said) = refused(&["join", "--listen", "127.0.0.1:0", "--no-mdns", "--cluster-key", "passwordpassword1"]);
+    assert!(code == Some(2) && said.contains("can be guessed") && said.contains("`consort cluster key`"), "{said}");
     let (code, said) = refused(&["join", "127.0.0.1", "--cluster-key", "a passphrase of the tests"]);
     assert!(code == Some(2) && said.contains("an invitation brings a key"), "{said}");
     let (code, said) =

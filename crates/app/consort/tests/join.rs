@@ -38,7 +38,7 @@ fn logits(model: &Path, options: &[&str]) -> Vec<f32> {
 #[test]
 fn a_machine_that_joins_with_two_ranks_gives_the_tokens_of_one_process() {
     let (node, model) = (JoinedNode::start(&["--tensor-parallel", "2"]), oracle("llama/model-f32"));
-    let cluster = ["--peer", &node.address, "--split", "3", "--cluster-key", KEY];
+    let cluster = ["--node", &node.address, "--split", "3", "--cluster-key", KEY];
     assert_eq!(debug("tokens", &model, &cluster), debug("tokens", &model, &[]));
     let (whole, shared) = (logits(&model, &[]), logits(&model, &cluster));
     assert!(whole != shared, "the ranks take part");
@@ -54,7 +54,7 @@ fn machines_with_other_instructions_are_exact_when_asked() {
     let (node, model) = (JoinedNode::start(&["--cpu-level", "scalar"]), oracle("llama/gguf/tiny-llama-q8_0.gguf"));
     // By default, the level decides about these.
     let math = ["--decode-math", "int8", "--prompt-math", "int8"];
-    let cluster = [&["--peer", &node.address, "--split", "2", "--cluster-key", KEY][..], &math].concat();
+    let cluster = [&["--node", &node.address, "--split", "2", "--cluster-key", KEY][..], &math].concat();
     let lowest = logits(&model, &[&["--cpu-level", "scalar"][..], &math].concat());
     for exact in ["--exact", "--exact=scalar"] {
         assert_eq!(logits(&model, &[&cluster[..], &[exact]].concat()), lowest, "{exact}");
@@ -66,7 +66,7 @@ fn machines_with_other_instructions_are_exact_when_asked() {
 fn an_answer_goes_on_with_the_same_text_when_a_rank_of_a_stage_is_killed() {
     let (node, model) = (JoinedNode::start(&["--tensor-parallel", "2"]), oracle("qwen3/model-f32"));
     let cache = TempDir::new().unwrap();
-    let options = ["--peer", &node.address, "--split", "1", "--cluster-key", KEY];
+    let options = ["--node", &node.address, "--split", "1", "--cluster-key", KEY];
     let server = Server::start_under("true", &model, &options, &[("XDG_CACHE_HOME", cache.path().to_str().unwrap())]);
     let request = r#"{"model": "m", "prompt": "a b c", "max_tokens": 200, "temperature": 0, "ignore_eos": true, "stream": STREAM}"#;
     let whole = completion(&server.ask("POST /v1/completions", &request.replace("STREAM", "false")));
@@ -94,9 +94,9 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(!output.status.success() && output.stdout.is_empty());
         assert!(text(&output.stderr).contains(why), "{options:?}: {}", text(&output.stderr));
     };
-    refused(&["--peer", "127.0.0.1:1", "--tensor-parallel", "2"], "do not go with --cluster, --peer and --plan");
-    refused(&["--exact"], "it needs --cluster, --peer or --plan");
-    refused(&["--exact=mmx", "--peer", "127.0.0.1:1"], "mmx");
-    let above = ["--exact=avx2", "--cpu-level", "scalar", "--peer", "127.0.0.1:1", "--cluster-key", KEY];
+    refused(&["--node", "127.0.0.1:1", "--tensor-parallel", "2"], "do not go with --cluster, --node and --plan");
+    refused(&["--exact"], "it needs --cluster, --node or --plan");
+    refused(&["--exact=mmx", "--node", "127.0.0.1:1"], "mmx");
+    let above = ["--exact=avx2", "--cpu-level", "scalar", "--node", "127.0.0.1:1", "--cluster-key", KEY];
     refused(&above, "this machine computes with scalar");
 }

@@ -61,7 +61,7 @@ fn a_plan_says_who_is_used_and_its_file_once_edited_is_what_runs() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("plan.toml");
     let peers = [&attic, &cellar, &stranger].map(|node| node.address.as_str()).join(",");
-    let options = ["--peer", &peers, "--split", "1,2,0", "--save", file.to_str().unwrap()];
+    let options = ["--node", &peers, "--split", "1,2,0", "--save", file.to_str().unwrap()];
     let table = planned(&options);
     for words in ["model-f32: 4 layers", "this machine *", "tok/s  without", "bits: as on one machine"] {
         assert!(table.contains(words), "{words}: {table}");
@@ -144,11 +144,11 @@ fn a_machine_that_is_missing_gives_way_to_another_plan() {
 fn without_another_machine_the_plan_is_for_this_one() {
     let unused = ReservedPort::reserve();
     let missing = unused.address().to_string();
-    let table = planned(&["--peer", &missing, "--context", "64", "--max-running", "2", "--optimise", "throughput"]);
+    let table = planned(&["--node", &missing, "--context", "64", "--max-running", "2", "--optimise", "throughput"]);
     assert!(table.contains("planned for the throughput of 2 sequences"), "{table}");
     assert!(table.contains("this machine *  0..4 "), "{table}");
     assert!(table.contains(&format!("not used: {missing}: ")), "{table}");
-    let small = plan(&["--peer", &missing, "--kv-tokens", "1000000000000"]);
+    let small = plan(&["--node", &missing, "--kv-tokens", "1000000000000"]);
     assert!(!small.status.success() && text(&small.stderr).contains("not used: "), "{}", text(&small.stderr));
 }
 
@@ -181,10 +181,10 @@ fn what_is_wrong_in_a_plan_is_said_before_anything_starts() {
     check(&["--plan", folder.path().join("none").to_str().unwrap()], 2, "No such file");
     check(&["--plan", "/dev/zero"], 2, "it is longer than");
     let file = write(&folder, "b.toml", &overlapping.replace("1..4", "2..4"));
-    check(&["--plan", &file, "--peer", "127.0.0.1:1", "--split", "4"], 2, "cannot be used with");
-    check(&["--plan", &file, "--tensor-parallel", "2"], 2, "do not go with --cluster, --peer and --plan");
+    check(&["--plan", &file, "--node", "127.0.0.1:1", "--split", "4"], 2, "cannot be used with");
+    check(&["--plan", &file, "--tensor-parallel", "2"], 2, "do not go with --cluster, --node and --plan");
     let why = match cfg!(feature = "cake") {
-        true => "do not work together with --cluster, --peer and --plan",
+        true => "do not work together with --cluster, --node and --plan",
         false => "build it with `--features cake`",
     };
     check(&["--plan", &file, "--cake-worker", "127.0.0.1:1"], 2, why);

@@ -39,7 +39,7 @@ impl Tiers {
         let bootstrap = ["--bootstrap", &single.address];
         let ranks = SwarmPeer::start(&model, "1..2", &[&bootstrap[..], &["--tensor-parallel", "2"]].concat());
         let peers = nodes.each_ref().map(|node| node.address.as_str()).join(",");
-        let cluster = ["--peer", &peers, "--split", "1,0", "--cluster-key", KEY];
+        let cluster = ["--node", &peers, "--split", "1,0", "--cluster-key", KEY];
         let lan = SwarmPeer::start(&model, "2..4", &[&bootstrap[..], &cluster].concat());
         assert_eq!((ranks.ranks().len(), nodes[0].ranks().len(), nodes[1].ranks().len()), (2, 2, 0));
         Self { model, single, ranks, lan, nodes }

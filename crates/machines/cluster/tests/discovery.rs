@@ -9,7 +9,7 @@ use cluster::discovery::{
     Announcement, Announcer, Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, FoundInvitation, Interfaces,
     InvitationAnnouncer, MDNS_PORT, Unusable, find_invitations,
 };
-use net::ClusterKey;
+use net::VERSION;
 use testing::needs;
 use testing::network::{Namespace, ip};
 
@@ -39,20 +39,16 @@ impl Machines {
         self.0[machine].within(task)
     }
 
-    fn announce(&self, machine: usize, name: &str, key: u8, port: u16, interfaces: &Interfaces) -> Announcer {
-        let announcement = Announcement::new(fingerprint(key), name.parse().unwrap());
+    fn announce(&self, machine: usize, name: &str, version: u16, port: u16, interfaces: &Interfaces) -> Announcer {
+        let announcement = Announcement { version, ..Announcement::new(name.parse().unwrap()) };
         self.on(machine, || Announcer::start(&announcement, port, interfaces, MDNS_PORT).unwrap())
     }
 
     fn browse(&self, machine: usize, interfaces: Interfaces, peers: &[&str]) -> Browser {
         let peers = peers.iter().map(|peer| peer.parse().unwrap()).collect();
-        let settings = BrowserSettings { fingerprint: fingerprint(1), interfaces, mdns_port: MDNS_PORT, peers };
+        let settings = BrowserSettings { interfaces, mdns_port: MDNS_PORT, peers };
         self.on(machine, || Browser::start(settings).unwrap())
     }
-}
-
-fn fingerprint(key: u8) -> net::KeyFingerprint {
-    ClusterKey::from_bytes([key; 32]).fingerprint()
 }
 
 /// Waits for an event of the node with this name, or with this address if it was given.
@@ -77,8 +73,8 @@ fn wait_for_loss(browser: &Browser, node: &DiscoveredNode) {
 #[test]
 fn nodes_come_and_go() {
     let Some(machines) = Machines::new() else { return };
-    let before = machines.announce(1, "kitchen", 1, 7000, &Interfaces::All);
-    let stranger = machines.announce(1, "stranger", 2, 7001, &Interfaces::All);
+    let before = machines.announce(1, "kitchen", VERSION, 7000, &Interfaces::All);
+    let stranger = machines.announce(1, "stranger", VERSION + 1, 7001, &Interfaces::All);
     let browser = machines.browse(0, Interfaces::Named(vec!["eth0".to_owned()]), &["10.78.0.9:7000"]);
     let given = next_found(&browser, None);
     assert_eq!(given.addresses[0].as_str(), "10.78.0.9:7000");
@@ -92,12 +88,15 @@ fn nodes_come_and_go() {
     }
     let (kitchen, other) = (&nodes[&Some("kitchen".to_owned())], &nodes[&Some("stranger".to_owned())]);
     assert_eq!((kitchen.addresses[0].as_str(), kitchen.unusable), ("10.78.0.2:7000", None));
-    assert_eq!((other.addresses[0].as_str(), other.unusable), ("10.78.0.2:7001", Some(Unusable::OtherKey)));
+    assert_eq!(
+        (other.addresses[0].as_str(), other.unusable),
+        ("10.78.0.2:7001", Some(Unusable::OtherVersion { theirs: VERSION + 1 }))
+    );
     drop(before);
     wait_for_loss(&browser, kitchen);
-    let _again = machines.announce(1, "kitchen", 1, 7000, &Interfaces::All);
+    let _again = machines.announce(1, "kitchen", VERSION, 7000, &Interfaces::All);
     assert_ne!(next_found(&browser, Some("kitchen")).id, kitchen.id);
-    let _late = machines.announce(0, "here", 1, 7002, &Interfaces::All);
+    let _late = machines.announce(0, "here", VERSION, 7002, &Interfaces::All);
     let here = loop {
         let node = next_found(&browser, Some("here"));
         if is_ipv4(&node) {
@@ -112,10 +111,10 @@ fn nodes_come_and_go() {
 #[test]
 fn on_the_loopback_interface_nothing_is_heard_of_other_machines() {
     let Some(machines) = Machines::new() else { return };
-    let _other = machines.announce(1, "other machine", 1, 7000, &Interfaces::All);
-    let _here = machines.announce(0, "network", 1, 7001, &Interfaces::All);
+    let _other = machines.announce(1, "other machine", VERSION, 7000, &Interfaces::All);
+    let _here = machines.announce(0, "network", VERSION, 7001, &Interfaces::All);
     let browser = machines.browse(0, Interfaces::Loopback, &[]);
-    let _local = machines.announce(0, "local", 1, 7002, &Interfaces::Loopback);
+    let _local = machines.announce(0, "local", VERSION, 7002, &Interfaces::Loopback);
     let DiscoveryEvent::Found(node) = browser.events().recv_timeout(PATIENCE).unwrap() else {
         panic!("nothing was found")
     };
@@ -131,7 +130,7 @@ fn invitations_are_found_while_they_are_open() {
         machines.on(1, || InvitationAnnouncer::start(&name, port, &Interfaces::All, MDNS_PORT).unwrap())
     };
     // A node is no invitation.
-    let _node = machines.announce(1, "kitchen", 1, 7420, &Interfaces::All);
+    let _node = machines.announce(1, "kitchen", VERSION, 7420, &Interfaces::All);
     let (first, _second) = (announce("kitchen", 7421), announce("attic", 7422));
     let found = |count: usize| {
         let is_ipv4 = |found: &FoundInvitation| found.addresses[0].as_str().parse::<SocketAddrV4>().is_ok();

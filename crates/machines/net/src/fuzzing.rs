@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::hello::{HELLO_BYTES, Hello, RejectReason};
 use crate::key::ClusterKey;
-use crate::message::{Event, Header, MessageDecoder, MessageError};
+use crate::message::{Event, Header, MessageDecoder, MessageError, WHOLE_BYTES_MAX};
 use crate::noise::{Forged, HANDSHAKE_BYTES, Handshake, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor, pair};
 use crate::record_reader::RecordReader;
 
@@ -30,7 +30,7 @@ fn read_call(input: &[u8]) {
         assert_eq!(parsed.bytes(), *hello, "a hello reads back");
     }
     let Some((message, rest)) = rest.split_first_chunk::<HANDSHAKE_BYTES>() else { return };
-    let key = ClusterKey::from_passphrase("a key that no input has").expect("it is long enough");
+    let key = ClusterKey::from_bytes([7; 32]);
     let (mut initiator, mut responder) = (Handshake::initiator(&key, hello), Handshake::responder(&key, hello));
     initiator.write();
     for side in [&mut initiator, &mut responder] {
@@ -120,11 +120,16 @@ impl Cipher {
             match step % 5 {
                 // A message whose body is cut into records of some length.
                 0 => {
-                    let (kind, bytes) = (script.byte().unwrap_or(1).clamp(1, 254), usize::from(script.number()) * 2);
+                    let (kind, bytes) = (script.byte().unwrap_or(1).clamp(1, 253), usize::from(script.number()) * 2);
                     let piece = usize::from(script.number()).clamp(bytes / 64 + 1, crate::PLAIN_BYTES_MAX);
                     let header = Header::new(kind, bytes).expect("the body is short");
                     self.seal(&mut sent, &header.bytes());
-                    vec![kind; bytes].chunks(piece).for_each(|piece| self.seal(&mut sent, piece));
+                    for record in vec![kind; bytes].chunks(piece) {
+                        if bytes > WHOLE_BYTES_MAX {
+                            self.seal(&mut sent, &Header::piece(record.len()).bytes());
+                        }
+                        self.seal(&mut sent, record);
+                    }
                 }
                 1 => self.seal(&mut sent, &Header::HEARTBEAT.bytes()),
                 2 => self.seal(&mut sent, &Header::END.bytes()),
@@ -212,6 +217,14 @@ mod tests {
             assert_eq!(read(&[first, &begun, fault]), (one.clone(), Ending::Failed));
         }
         assert_eq!(read(&[&begun, &[3, 3, 7, 7, 7], &[3, 1, 7]]), (vec![(7, 4)], Ending::Cut));
+        // Between the pieces of a long message: a heartbeat and a short message, but no end and no other long one.
+        let long = [3, 5, 8, 2, 0, 1, 0];
+        let last = [3, 5, 254, 1, 0, 0, 0, 3, 1, 8];
+        assert_eq!(read(&[&long, &last, beat, first, &last]), (one.clone(), Ending::Cut));
+        for fault in [end, &long, &[3, 5, 254, 0, 0, 0, 0], &[3, 5, 254, 3, 0, 1, 0], &[3, 5, 254, 4, 0, 0, 0, 1]] {
+            assert_eq!(read(&[first, &long, fault]), (one.clone(), Ending::Failed), "{fault:?}");
+        }
+        assert_eq!(read(&[first, &[3, 5, 254, 1, 0, 0, 0]]), (one.clone(), Ending::Failed), "a piece of nothing");
         // A heartbeat and an end that state a body.
         for kind in [0, 255] {
             assert_eq!(read(&[first, &[3, 5, kind, 1, 0, 0, 0], first]), (one.clone(), Ending::Failed));

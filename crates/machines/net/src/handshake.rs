@@ -1,7 +1,7 @@
 //! The first bytes of a connection, on both sides: the hello, the two Noise messages, and the initiator's confirmation.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -18,6 +18,12 @@ pub const SILENCE_MIN: Duration = Duration::from_secs(1);
 pub const SILENCE_MAX: Duration = Duration::from_secs(60 * 60);
 
 const ACCEPTED: u8 = 0;
+/// The last version that refuses another without saying its own.
+const VERSION_UNSAID: u16 = 4;
+/// A peer that is refused before it was heard out may send so many more bytes, for so long: with bytes unread, the connection
+/// would be reset and the refusal lost.
+const UNHEARD_BYTES_MAX: usize = 1 << 10;
+const UNHEARD_WAIT: Duration = Duration::from_secs(1);
 /// A record with an empty payload.
 const CONFIRMATION_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
 
@@ -25,9 +31,9 @@ const CONFIRMATION_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
 pub enum HandshakeError {
     #[error("the other side does not speak this protocol")]
     UnknownProtocol,
-    #[error("the other side speaks version {theirs} of this protocol, this build speaks {VERSION}")]
+    #[error("the other side {}", other_version(*theirs))]
     Version { theirs: u16 },
-    #[error("the other side has another key")]
+    #[error("the other side has another cluster key")]
     Key,
     #[error("the other side refused: {0}")]
     RejectedByPeer(RejectReason),
@@ -35,6 +41,14 @@ pub enum HandshakeError {
     Rejected(RejectReason),
     #[error("talk to the other side")]
     Io(#[from] io::Error),
+}
+
+/// What to say of a machine that speaks another version of the protocol, after a word for the machine.
+pub fn other_version(theirs: u16) -> String {
+    let place = if theirs < VERSION { "there" } else { "on this machine" };
+    format!(
+        "speaks version {theirs} of the protocol between machines, this one speaks {VERSION}: update consort {place}"
+    )
 }
 
 /// A connection whose two sides have authenticated each other.
@@ -64,17 +78,32 @@ pub(crate) fn initiate(
     hello: &Hello,
     limit: &WaitLimit<'_>,
 ) -> Result<SecureStream, HandshakeError> {
+    exchange(stream, key, &hello.bytes(), hello.silence, limit)
+}
+
+fn exchange(
+    stream: TcpStream,
+    key: &ClusterKey,
+    hello: &[u8; HELLO_BYTES],
+    silence: Duration,
+    limit: &WaitLimit<'_>,
+) -> Result<SecureStream, HandshakeError> {
     stream.set_nodelay(true)?;
-    let silence = set_keepalive(&stream, hello.silence)?;
-    let hello = hello.bytes();
-    let mut handshake = Handshake::initiator(key, &hello);
+    let silence = set_keepalive(&stream, silence)?;
+    let mut handshake = Handshake::initiator(key, hello);
     limit.write_all(&stream, &[&hello[..], &handshake.write()].concat())?;
     let mut verdict = [0];
     limit.read_exact(&stream, &mut verdict)?;
     if verdict[0] != ACCEPTED {
-        return Err(
-            RejectReason::parse(verdict[0]).map_or(HandshakeError::UnknownProtocol, HandshakeError::RejectedByPeer)
-        );
+        return Err(match RejectReason::parse(verdict[0]) {
+            None => HandshakeError::UnknownProtocol,
+            Some(RejectReason::Version) => {
+                let mut theirs = [0; 2];
+                let is_said = limit.read_exact(&stream, &mut theirs).is_ok();
+                HandshakeError::Version { theirs: if is_said { u16::from_le_bytes(theirs) } else { VERSION_UNSAID } }
+            }
+            Some(reason) => HandshakeError::RejectedByPeer(reason),
+        });
     }
     let mut message = [0; HANDSHAKE_BYTES];
     limit.read_exact(&stream, &mut message)?;
@@ -86,7 +115,8 @@ pub(crate) fn initiate(
     Ok(SecureStream { stream, sealer, opener, silence })
 }
 
-/// The handshake on the side that accepted. `admit` gets the hello only if its sender has the key.
+/// The handshake on the side that accepted. `admit` gets the hello only if its sender has the key, or repeats what somebody with
+/// the key has sent: nothing may be set aside for it before the handshake is complete.
 pub fn respond<T>(
     stream: TcpStream,
     key: &ClusterKey,
@@ -110,7 +140,10 @@ pub fn respond<T>(
     let parsed = Hello::parse(&hello).map_err(|error| match error {
         HelloError::UnknownProtocol => HandshakeError::UnknownProtocol,
         HelloError::Version(theirs) => {
-            refuse(RejectReason::Version);
+            let [low, high] = VERSION.to_le_bytes();
+            // The peer may have disconnected already, so errors are ignored.
+            let _ = limit.write_all(&stream, &[RejectReason::Version.byte(), low, high]);
+            hear_out(&stream, limit);
             HandshakeError::Version { theirs }
         }
     })?;
@@ -126,6 +159,18 @@ pub fn respond<T>(
     match split_record(&record).map(|message| opener.open(message, &mut nothing)) {
         Some(Ok(0)) => Ok((admitted, SecureStream { stream, sealer, opener, silence })),
         _ => Err(HandshakeError::Key),
+    }
+}
+
+/// Reads what a peer that was refused still sends.
+fn hear_out(stream: &TcpStream, limit: &WaitLimit<'_>) {
+    let _ = stream.shutdown(Shutdown::Write);
+    let limit = limit.within(UNHEARD_WAIT);
+    let mut byte = [0];
+    for _ in 0..UNHEARD_BYTES_MAX {
+        if limit.read_exact(stream, &mut byte).is_err() {
+            return;
+        }
     }
 }
 
@@ -153,7 +198,7 @@ mod tests {
 
     /// TCP_USER_TIMEOUT in milliseconds and seconds to the first keepalive probe, of both sides.
     fn expected(silence: Duration) -> [(u32, u64); 2] {
-        let key = ClusterKey::from_passphrase("a passphrase for tests").unwrap();
+        let key = ClusterKey::from_bytes([7; 32]);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hello = Hello { purpose: Purpose(1), parameters: [0; 10], silence };
         let limit = WaitLimit::new(None, &|| false);
@@ -167,6 +212,41 @@ mod tests {
             assert!(sockopt::socket_keepalive(&stream).unwrap() && stream.nodelay().unwrap());
             (sockopt::tcp_user_timeout(&stream).unwrap(), sockopt::tcp_keepidle(&stream).unwrap().as_secs())
         })
+    }
+
+    /// Both sides' errors when the initiator's hello has another version.
+    fn met(version: u16) -> [HandshakeError; 2] {
+        let key = ClusterKey::from_bytes([7; 32]);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let limit = WaitLimit::new(None, &|| false);
+        thread::scope(|scope| {
+            let initiator = scope.spawn(|| {
+                let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let hello = Hello { purpose: Purpose(1), parameters: [0; 10], silence: SILENCE_MIN };
+                let mut bytes = hello.bytes();
+                bytes[8..10].copy_from_slice(&version.to_le_bytes());
+                exchange(stream, &key, &bytes, SILENCE_MIN, &limit).unwrap_err()
+            });
+            let responder = respond(listener.accept().unwrap().0, &key, &limit, |_| Ok(())).unwrap_err();
+            [initiator.join().unwrap(), responder]
+        })
+    }
+
+    #[test]
+    fn machines_of_different_versions_say_both_and_which_to_update() {
+        let text = |version| met(version).map(|error| error.to_string());
+        // In this test, only the hello is of another version: the initiator itself speaks this one.
+        let said = |place, theirs| {
+            format!(
+                "speaks version {theirs} of the protocol between machines, this one speaks {VERSION}: update consort {place}"
+            )
+        };
+        for version in [VERSION - 1, VERSION + 1] {
+            let [initiator, responder] = text(version);
+            assert!(initiator.ends_with(&said("on this machine", VERSION)), "{initiator}");
+            let place = if version < VERSION { "there" } else { "on this machine" };
+            assert!(responder.ends_with(&said(place, version)), "{responder}");
+        }
     }
 
     #[test]

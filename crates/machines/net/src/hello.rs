@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// Increased with every change that an older build would misread.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 pub(crate) const HELLO_BYTES: usize = 25;
 /// Bytes of a hello whose meaning depends on its purpose.
@@ -103,7 +103,7 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "it speaks another version",
-            Self::Key => "its key is another",
+            Self::Key => "its cluster key is another",
             Self::Purpose => "it is there for something else",
             Self::World => "its group has another size",
             Self::Rank => "it is another rank",
@@ -141,7 +141,7 @@ mod tests {
             let mut whole = [0; HELLO_BYTES];
             whole[8..].copy_from_slice(&bytes);
             if is_ours {
-                whole[..10].copy_from_slice(b"consort\0\x04\x00");
+                whole[..10].copy_from_slice(b"consort\0\x05\x00");
             }
             let parsed = Hello::parse(&whole);
             prop_assert!(parsed.is_ok() || !is_ours);

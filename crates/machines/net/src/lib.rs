@@ -42,12 +42,12 @@ mod wait_limit;
 
 pub use accept::{HANDSHAKE_DEADLINE, HANDSHAKES_MAX, HANDSHAKES_PER_ADDRESS_MAX, accept_all};
 pub use address::{InvalidPeerAddress, PeerAddress};
-pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, SecureStream, dial, respond};
+pub use handshake::{HandshakeError, SILENCE_MAX, SILENCE_MIN, SecureStream, dial, other_version, respond};
 pub use hello::{Hello, PARAMETER_BYTES, Purpose, RejectReason, VERSION};
-pub use key::{ClusterKey, InvalidFingerprint, KeyFingerprint, PASSPHRASE_BYTES_MIN, WeakPassphrase};
+pub use key::{ClusterKey, PASSPHRASE_BYTES_MIN, WeakPassphrase, check_passphrase};
 pub use listener::{AcceptedStream, ConnectionSlot, PurposeLimit, SecureListener};
 pub use message::{BODY_BYTES_MAX, MessageError};
-pub use message_stream::{MessageReceiver, MessageSender, MessageStream};
+pub use message_stream::{LastHeard, MessageReceiver, MessageSender, MessageStream};
 pub use noise::{Forged, PLAIN_BYTES_MAX, RECORD_BYTES_MAX, RecordDecryptor, RecordEncryptor};
 pub use record_reader::RecordReader;
 pub use wait_limit::{POLL_TICK, TICK, WaitLimit, is_transient};

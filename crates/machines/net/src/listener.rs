@@ -67,17 +67,15 @@ impl SecureListener<'_> {
             let admit = |hello: &Hello| {
                 let limit = self.limits.iter().find(|limit| limit.purpose == hello.purpose);
                 let (limit, admitted) = (limit.ok_or(RejectReason::Purpose)?, admit(hello)?);
-                Ok((admitted, *hello, OpenConnections::take(&open, limit, address.ip())?))
+                // The slot is taken once the peer has proved that it is there: until then, it may repeat what it has heard.
+                open.lock().has_room(limit, address.ip())?;
+                Ok((admitted, *hello, limit))
             };
-            match respond(stream, self.key, limit, admit) {
-                Ok(((admitted, hello, slot), secured)) => {
-                    Some((admitted, AcceptedStream { hello, address, secured, slot }))
-                }
-                Err(error) => {
-                    log_refusal(&refusals, address, &error);
-                    None
-                }
-            }
+            let accepted = respond(stream, self.key, limit, admit).and_then(|((admitted, hello, limit), secured)| {
+                let slot = OpenConnections::take(&open, limit, address.ip()).map_err(HandshakeError::Rejected)?;
+                Ok((admitted, AcceptedStream { hello, address, secured, slot }))
+            });
+            accepted.inspect_err(|error| log_refusal(&refusals, address, error)).ok()
         };
         let run = &run;
         thread::scope(|scope| {
@@ -101,8 +99,12 @@ impl SecureListener<'_> {
 
 fn log_refusal(refusals: &Mutex<LogLimit>, address: SocketAddr, error: &HandshakeError) {
     let count = refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
-    if let Some(count) = count {
-        info!(%address, count, "connections were refused, the last one because: {error}");
+    match (count, error) {
+        (None, _) => {}
+        (Some(count), HandshakeError::Rejected(RejectReason::Key)) => {
+            info!(%address, count, "not connected to a machine that has another cluster key");
+        }
+        (Some(count), error) => info!(%address, count, "connections were refused, the last one because: {error}"),
     }
 }
 
@@ -119,23 +121,28 @@ struct ConnectionTable {
 struct OpenConnection {
     purpose: Purpose,
     address: IpAddr,
-    /// `None` until the handshake is complete.
+    /// `None` until its thread is to start.
     stream: Option<TcpStream>,
+}
+
+impl ConnectionTable {
+    fn has_room(&self, limit: &PurposeLimit, address: IpAddr) -> Result<(), RejectReason> {
+        let address = address.to_canonical();
+        let same = || self.open.values().filter(|connection| connection.purpose == limit.purpose);
+        let of_address = same().filter(|connection| connection.address == address).count();
+        let has_room = same().count() < limit.in_all && of_address < limit.per_address;
+        if has_room { Ok(()) } else { Err(RejectReason::Busy) }
+    }
 }
 
 impl OpenConnections {
     fn take(open: &Arc<Self>, limit: &PurposeLimit, address: IpAddr) -> Result<ConnectionSlot, RejectReason> {
-        let (purpose, address) = (limit.purpose, address.to_canonical());
         let mut table = open.lock();
-        let same = || table.open.values().filter(|connection| connection.purpose == purpose);
-        if same().count() >= limit.in_all
-            || same().filter(|connection| connection.address == address).count() >= limit.per_address
-        {
-            return Err(RejectReason::Busy);
-        }
+        table.has_room(limit, address)?;
         let number = table.next;
         table.next += 1;
-        table.open.insert(number, OpenConnection { purpose, address, stream: None });
+        let connection = OpenConnection { purpose: limit.purpose, address: address.to_canonical(), stream: None };
+        table.open.insert(number, connection);
         Ok(ConnectionSlot { open: Arc::clone(open), number })
     }
 

@@ -1,7 +1,8 @@
 //! The framing of messages, without I/O. A message is a record with its header (a kind and the length of its body) and
-//! as many records as its body takes. A heartbeat and the declared end of the messages are headers with kinds of their
-//! own. A header is checked before anything is kept, and memory grows with the bytes received, not with a length that
-//! the other side stated.
+//! as many records as its body takes. The body of a message longer than [`WHOLE_BYTES_MAX`] comes in pieces instead, each with
+//! a header of its own, and heartbeats and short messages may come between them. A heartbeat, a piece and the declared end of
+//! the messages are headers with kinds of their own. A header is checked before anything is kept, and memory grows with the
+//! bytes received, not with a length that the other side stated.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -13,10 +14,14 @@ pub(crate) const HEADER_BYTES: usize = 5;
 /// The longest body that a header can state.
 pub const BODY_BYTES_MAX: usize = u32::MAX as usize;
 
+/// The longest body that follows its header at once. A longer one comes in pieces.
+pub(crate) const WHOLE_BYTES_MAX: usize = 1 << 16;
+
 /// Memory that a body gets before any of it has come.
 const BODY_BYTES_RESERVED: usize = 1 << 16;
 
 const HEARTBEAT: u8 = 0;
+const PIECE: u8 = 254;
 const END: u8 = 255;
 
 /// Why a [`MessageStream`](crate::MessageStream) cannot be used. All but [`MessageError::Timeout`] end it.
@@ -70,11 +75,16 @@ impl Header {
     pub const HEARTBEAT: Self = Self { kind: HEARTBEAT, body_bytes: 0 };
     pub const END: Self = Self { kind: END, body_bytes: 0 };
 
-    /// The header of a message of kind 1 to 254.
+    /// The header of a message of kind 1 to 253.
     pub fn new(kind: u8, body_bytes: usize) -> Result<Self, MessageError> {
-        assert!(kind != HEARTBEAT && kind != END, "{kind} is no kind of message");
+        assert!(!matches!(kind, HEARTBEAT | PIECE | END), "{kind} is no kind of message");
         let too_long = |_| MessageError::TooLong { kind, bytes: body_bytes, bytes_max: BODY_BYTES_MAX };
         Ok(Self { kind, body_bytes: u32::try_from(body_bytes).map_err(too_long)? })
+    }
+
+    /// The header of a piece of a message.
+    pub fn piece(bytes: usize) -> Self {
+        Self { kind: PIECE, body_bytes: u32::try_from(bytes).expect("a piece is no longer than its message") }
     }
 
     pub fn bytes(self) -> [u8; HEADER_BYTES] {
@@ -100,8 +110,20 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct MessageDecoder {
     records: RecordReader,
-    /// Kind and missing bytes of a message that has begun.
-    due: Option<(u8, usize)>,
+    /// A message of which records are due.
+    short: Incoming,
+    /// A message that comes in pieces.
+    long: Incoming,
+    /// Missing bytes of a piece that has begun.
+    piece: usize,
+}
+
+/// A message that has begun, or the memory of the one before.
+#[derive(Debug, Default)]
+struct Incoming {
+    /// `None`: no message has begun.
+    kind: Option<u8>,
+    missing: usize,
     /// Its body, of which `received` bytes have come. What follows them is room for the next record.
     body: Vec<u8>,
     received: usize,
@@ -109,7 +131,7 @@ pub(crate) struct MessageDecoder {
 
 impl MessageDecoder {
     pub fn new(records: RecordReader) -> Self {
-        Self { records, due: None, body: Vec::new(), received: 0 }
+        Self { records, short: Incoming::default(), long: Incoming::default(), piece: 0 }
     }
 
     /// Calls `read` once. To be called when [`MessageDecoder::next`] has returned `None`.
@@ -125,21 +147,37 @@ impl MessageDecoder {
         body: &mut Vec<u8>,
     ) -> Result<Option<Event>, MessageError> {
         while let Some(record_bytes) = self.records.next_bytes() {
-            let (kind, missing) = match self.due {
-                Some((kind, missing)) => (kind, missing - self.append_record(record_bytes, missing)?),
-                None => match self.read_header(record_bytes)? {
+            let incoming = if self.piece > 0 {
+                let bytes = self.long.append(&mut self.records, record_bytes, self.piece)?;
+                self.piece -= bytes;
+                &mut self.long
+            } else if self.short.kind.is_some() {
+                self.short.append(&mut self.records, record_bytes, self.short.missing)?;
+                &mut self.short
+            } else {
+                match self.read_header(record_bytes)? {
                     Header::HEARTBEAT => return Ok(Some(Event::Heartbeat)),
-                    Header::END => return Ok(Some(Event::End)),
+                    Header::END if self.long.kind.is_none() => return Ok(Some(Event::End)),
                     Header { kind: HEARTBEAT | END, .. } => return Err(MessageError::Malformed),
-                    Header { kind, body_bytes } => (kind, self.begin(kind, body_bytes as usize, &body_bytes_max)?),
-                },
+                    Header { kind: PIECE, body_bytes } => {
+                        self.piece = body_bytes as usize;
+                        if self.piece == 0 || self.piece > self.long.missing {
+                            return Err(MessageError::Malformed);
+                        }
+                        continue;
+                    }
+                    Header { kind, body_bytes } => {
+                        let bytes = body_bytes as usize;
+                        let incoming = if bytes > WHOLE_BYTES_MAX { &mut self.long } else { &mut self.short };
+                        incoming.begin(kind, bytes, &body_bytes_max)?;
+                        incoming
+                    }
+                }
             };
-            self.due = Some((kind, missing));
-            if missing == 0 {
-                self.due = None;
-                self.body.truncate(self.received);
+            if let Some(kind) = incoming.kind.take_if(|_| incoming.missing == 0) {
+                incoming.body.truncate(incoming.received);
                 // The caller's buffer takes the next body, so that no message needs a new one.
-                std::mem::swap(&mut self.body, body);
+                std::mem::swap(&mut incoming.body, body);
                 return Ok(Some(Event::Message(kind)));
             }
         }
@@ -155,36 +193,47 @@ impl MessageDecoder {
         let [kind, a, b, c, d, ..] = plain;
         Ok(Header::parse([kind, a, b, c, d]))
     }
+}
 
-    /// Begins a message. Returns the number of missing bytes.
+impl Incoming {
+    /// Begins a message. One after the other: a second long one is malformed.
     fn begin(
         &mut self,
         kind: u8,
         bytes: usize,
         body_bytes_max: impl Fn(u8) -> Option<usize>,
-    ) -> Result<usize, MessageError> {
+    ) -> Result<(), MessageError> {
         let bytes_max = body_bytes_max(kind).ok_or(MessageError::Kind(kind))?;
         if bytes > bytes_max {
             return Err(MessageError::TooLong { kind, bytes, bytes_max });
         }
-        self.received = 0;
+        if self.kind.is_some() {
+            return Err(MessageError::Malformed);
+        }
+        (self.kind, self.missing, self.received) = (Some(kind), bytes, 0);
         let reserved = (bytes + TAG_BYTES).min(BODY_BYTES_RESERVED);
         self.body.reserve(reserved.saturating_sub(self.body.len()));
-        Ok(bytes)
+        Ok(())
     }
 
-    /// Decrypts the next record to the end of the body. Returns the number of its bytes.
-    fn append_record(&mut self, record_bytes: usize, missing: usize) -> Result<usize, MessageError> {
+    /// Decrypts the next record, of at most so many bytes, to the end of the body. Returns the number of its bytes.
+    fn append(
+        &mut self,
+        records: &mut RecordReader,
+        record_bytes: usize,
+        bytes_max: usize,
+    ) -> Result<usize, MessageError> {
         let bytes = record_bytes.saturating_sub(TAG_BYTES);
-        if bytes == 0 || bytes > missing {
+        if bytes == 0 || bytes > bytes_max {
             return Err(MessageError::Malformed);
         }
         let (start, end) = (self.received, self.received + record_bytes);
         if self.body.len() < end {
             self.body.resize(end, 0);
         }
-        open(&mut self.records, &mut self.body[start..])?;
+        open(records, &mut self.body[start..])?;
         self.received += bytes;
+        self.missing -= bytes;
         Ok(bytes)
     }
 }
@@ -197,6 +246,6 @@ fn open(records: &mut RecordReader, plain: &mut [u8]) -> Result<usize, MessageEr
 #[cfg(test)]
 impl MessageDecoder {
     pub fn body_capacity(&self) -> usize {
-        self.body.capacity()
+        self.short.body.capacity() + self.long.body.capacity()
     }
 }

@@ -13,8 +13,15 @@ use super::{Hex, Size};
 pub enum StoreError {
     #[error("the tensor store {} cannot be used", folder.display())]
     Unusable { folder: PathBuf, source: io::Error },
-    #[error("the tensor store {} belongs to another user", folder.display())]
+    #[error("the folder {} belongs to another user: choose another one for received weights, with --store", folder.display())]
     NotOurs { folder: PathBuf },
+    #[error("{} is a symbolic link: name the folder for received weights itself, with --store", folder.display())]
+    Link { folder: PathBuf },
+    #[error(
+        "everybody may write to {}: choose another folder for received weights, with --store, or forbid it with `chmod o-w`",
+        folder.display()
+    )]
+    Writable { folder: PathBuf },
     #[error(
         "{} are needed in the tensor store {}, and its limit is {}: raise the limit, or give this node fewer layers",
         Size(*needed), folder.display(), Size(*bytes_max)

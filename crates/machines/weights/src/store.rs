@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -28,8 +28,10 @@ use super::pins::{self, PinnedTensors};
 use super::tree_hash::{FileRange, hash_files};
 use super::{Hex, TensorId};
 
-/// Only the owner may look into the store.
+/// Only the owner may look into a folder that is made here.
 const FOLDER_MODE: u32 = 0o700;
+/// What the mode of a folder may not let everybody do: they could put links where files are written.
+const OTHERS_WRITE: u32 = 0o002;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
@@ -52,16 +54,30 @@ struct Store {
 }
 
 impl TensorStore {
-    /// Makes the folder if there is none, and closes it to other users.
+    /// Makes the folder if there is none, closed to other users. One that is there stays as it is; it has to be a folder of this
+    /// user that not everybody may write to.
     pub fn open(folder: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         let unusable = |source| StoreError::new(folder, source);
-        DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(unusable)?;
-        let found = fs::metadata(folder).map_err(unusable)?;
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(StoreError::NotOurs { folder: folder.to_owned() });
+        if let Err(error) = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+            // A symbolic link that leads nowhere: it is refused below.
+            && error.kind() != ErrorKind::AlreadyExists
+        {
+            return Err(unusable(error));
         }
-        if found.mode() & 0o7777 != FOLDER_MODE {
-            fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE)).map_err(unusable)?;
+        // Without a slash at its end, which would lead through a link.
+        let found = fs::symlink_metadata(folder.components().collect::<PathBuf>()).map_err(unusable)?;
+        let folder_of = || folder.to_owned();
+        if found.is_symlink() {
+            return Err(StoreError::Link { folder: folder_of() });
+        }
+        if !found.is_dir() {
+            return Err(unusable(ErrorKind::NotADirectory.into()));
+        }
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(StoreError::NotOurs { folder: folder_of() });
+        }
+        if found.mode() & OTHERS_WRITE != 0 {
+            return Err(StoreError::Writable { folder: folder_of() });
         }
         let verified = Mutex::default();
         let store = Self(Arc::new(Store { folder: folder.to_owned(), limits, verified }));

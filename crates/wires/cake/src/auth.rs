@@ -24,7 +24,7 @@ type Proof = [u8; PROOF_BYTES];
 
 #[derive(Debug, thiserror::Error)]
 pub enum CakeAuthError {
-    #[error("the other side has another cluster key")]
+    #[error("the other side has another cluster key: give both the same one")]
     Key,
     #[error("the other side sent a nonce of this process as its own")]
     Reflected,

@@ -180,10 +180,17 @@ impl CakeWorker {
         };
         match self.serve_connection(stream, &registered) {
             Ok(()) | Err(CakeConnectionError::Closed) => {}
-            Err(CakeConnectionError::Auth(error @ (CakeAuthError::Key | CakeAuthError::Reflected))) => {
+            Err(CakeConnectionError::Auth(error)) => {
                 let count = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now());
+                // A master with another key sees so first and closes; one without a key sends something else.
+                let why = match error {
+                    CakeAuthError::Io(_) => {
+                        "it did not prove that it has the cluster key: it has none, or another".to_owned()
+                    }
+                    error => error.to_string(),
+                };
                 if let Some(count) = count {
-                    info!(peer = peer.map(display), count, "callers were refused, the last one because: {error}");
+                    info!(peer = peer.map(display), count, "callers were refused, the last one because: {why}");
                 }
             }
             Err(error) => debug!(peer = peer.map(display), "a connection ended: {error}"),

@@ -30,8 +30,6 @@ use crate::usage::UsageError;
 const DISCOVERY: Duration = Duration::from_secs(3);
 /// How long a worker may take for a step. The protocol has no signs of life.
 const STEP_TIMEOUT: Duration = Duration::from_secs(120);
-/// A key that is shorter can be guessed from what discovery broadcasts.
-const KEY_BYTES_GOOD: usize = 16;
 
 /// A worker that was named or has answered.
 struct FoundWorker {
@@ -114,8 +112,16 @@ impl CakePlacement {
                 None => workers.push(FoundWorker { host, memory: Some(memory) }),
             }
         }
+        for worker in &workers {
+            let answered =
+                if worker.memory.is_some() { "has answered and is used" } else { "has not answered; it is tried" };
+            tell(&format!("cake worker {} {answered}", worker.host));
+        }
         if workers.is_empty() {
-            bail!("no cake worker with this key answered within {DISCOVERY:?}: name them with --cake-worker");
+            bail!(
+                "no cake worker with this key that waits for layers answered within {DISCOVERY:?}: restart those that have run \
+                 before, or name them with --cake-worker"
+            );
         }
         Ok(workers)
     }
@@ -158,10 +164,15 @@ impl SetupBar {
 /// part of its hash to everybody.
 pub fn cake_key(options: &KeyOptions) -> Result<CakeKey> {
     let text = options.given_text()?;
-    if text.len() < KEY_BYTES_GOOD {
-        warn!("the cluster key is short: whoever hears this machine can guess it");
-    }
     CakeKey::new(&text).ok_or_else(|| UsageError::new("the cluster key is empty").into())
+}
+
+/// Says which workers are used: in the log, or to people where a command has none.
+fn tell(text: &str) {
+    match tracing::dispatcher::has_been_set() {
+        true => info!("{text}"),
+        false => terminal::note(text),
+    }
 }
 
 /// Prints that nothing is encrypted, for commands without a log. In a log, it is said of each worker.

@@ -23,6 +23,7 @@ use weights::{StoreLimits, TensorStore};
 use super::ranks::{is_shutting_down, watch_signals};
 use super::serve::logs::{self, LogFormat};
 use crate::cake::CakeJoinOptions;
+use crate::cluster_key;
 use crate::executors::cluster::SILENCE;
 use crate::executors::group::current_executable;
 use crate::listening;
@@ -64,7 +65,7 @@ pub struct JoinArgs {
     /// The most that the store may hold; what was used least recently is removed first
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "100G")]
     pub store_max: u64,
-    /// Do not announce this machine by mDNS; others have to name it with --peer
+    /// Do not announce this machine by mDNS; others have to name it with --node
     #[arg(long)]
     no_mdns: bool,
     /// Compute threads of each rank [default: one per CPU, divided among the ranks]
@@ -115,7 +116,7 @@ impl JoinArgs {
         let world = WorldSize::new(world).filter(|world| *world != WorldSize::ONE);
         let ranks =
             world.map(|world| NodeRanks { world, program: current_executable(), deadlines: self.rank_deadlines });
-        let (fingerprint, observer) = (key.fingerprint(), Box::new(WeightsProgress::new()));
+        let observer = Box::new(WeightsProgress::new());
         let options = NodeOptions {
             key,
             store,
@@ -131,13 +132,13 @@ impl JoinArgs {
             .map_err(|error| listening::explain(&self.listen.to_string(), "--listen", &error))?;
         watch_signals()?;
         let address = node.address()?;
-        let announcement = Announcement::new(fingerprint, name.clone());
+        let announcement = Announcement::new(name.clone());
         let announced = (!self.no_mdns && !address.ip().is_loopback())
             .then(|| Announcer::start(&announcement, address.port(), &Interfaces::default(), MDNS_PORT));
         let _announcer = match announced.transpose() {
             Ok(announcer) => announcer,
             Err(error) => {
-                warn!("others have to name this machine with --peer: {error}");
+                warn!("others have to name this machine with --node: {error}");
                 None
             }
         };
@@ -158,7 +159,7 @@ impl JoinArgs {
         }
         let kept = if invitation.is_none() { self.key.text_if_kept()? } else { None };
         let text = kept.map_or_else(|| by_code::join_by_code(invitation, name, self.no_mdns), Ok)?;
-        Ok(ClusterKey::from_passphrase(&text)?)
+        cluster_key::parse(&text)
     }
 }
 

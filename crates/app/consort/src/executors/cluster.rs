@@ -18,12 +18,13 @@ use cluster::measure::{ProbeSettings, measure_machine};
 use kernels::PAGE_TOKENS;
 use kernels::cpu::{CpuBackend, CpuOptions, Level};
 use model::{Checkpoint, LoadOptions};
-use net::{ClusterKey, KeyFingerprint, PeerAddress};
+use net::PeerAddress;
 use plan::{UnusableNode, Workload};
 use types::LayerRange;
 use weights::HashCache;
 
 use super::{LoadObserver, OpenedModel};
+use crate::cluster_key;
 use crate::commands::join::host_name;
 use crate::invitations::Invitations;
 use crate::options::CpuLevelOption;
@@ -99,6 +100,7 @@ pub fn survey(cluster: &ClusterPlacement, model: &OpenedModel<'_>) -> Result<(Su
     let survey = Survey::new(coordinator, model, |finder| search.start(finder).map(|found| discovery = found));
     spinner.finish_and_clear();
     let survey = survey??;
+    other_clusters(&survey.report).iter().for_each(|text| terminal::note(text));
     let unusable = unusable(&survey.report).chain(discovery.unusable()).collect();
     Ok((survey, unusable))
 }
@@ -127,9 +129,9 @@ fn prepare(
     let key_text = cluster.key.text_or_made(|file| {
         note(&format!("this machine has made a key for its cluster, in {}; {INVITE}", file.display()));
     })?;
-    let key = ClusterKey::from_passphrase(&key_text)?;
+    let key = cluster_key::parse(&key_text)?;
     let coordinator = CoordinatorOptions {
-        key: key.clone(),
+        key,
         silence: SILENCE,
         optimise: cluster.optimise,
         arithmetic,
@@ -138,7 +140,7 @@ fn prepare(
         settle: SETTLE,
         replan: ReplanOptions::default(),
     };
-    let search = NodeSearch { discovers: cluster.discovers.then(|| key.fingerprint()), dialled };
+    let search = NodeSearch { discovers: cluster.discovers, dialled };
     Ok(PreparedCluster { model: cluster_model(path, checkpoint, options, cpu, layers)?, coordinator, search, key_text })
 }
 
@@ -209,8 +211,8 @@ struct PreparedCluster {
 
 /// How nodes are found, beside those that a coordinator waits for.
 struct NodeSearch {
-    /// By mDNS, those with this key.
-    discovers: Option<KeyFingerprint>,
+    /// By mDNS.
+    discovers: bool,
     dialled: Vec<SocketAddr>,
 }
 
@@ -219,10 +221,10 @@ impl NodeSearch {
     fn start(self, finder: NodeFinder) -> Result<NodeDiscovery> {
         let discovery = NodeDiscovery::default();
         for address in self.dialled {
-            finder.found(address);
+            finder.named(address);
         }
-        if let Some(fingerprint) = self.discovers {
-            discovery.start(fingerprint, finder, |address| resolve(address).ok())?;
+        if self.discovers {
+            discovery.start(finder, |address| resolve(address).ok())?;
         }
         Ok(discovery)
     }
@@ -243,8 +245,18 @@ fn notes(report: &ClusterReport, layout: &Layout, discovery: &NodeDiscovery) -> 
     notes.extend(unusable(report).chain(discovery.unusable()).map(|node| format!("not used: {node}")));
     if report.nodes.is_empty() {
         notes.push(format!("no other machine was found: {INVITE}"));
+        notes.extend(other_clusters(report));
     }
     notes
+}
+
+/// What is said of machines that have another key. There may be any number of clusters in a network.
+fn other_clusters(report: &ClusterReport) -> Option<String> {
+    match report.other_clusters {
+        0 => None,
+        1 => Some("one machine here is of another cluster: it has another key".to_owned()),
+        count => Some(format!("{count} machines here are of other clusters: they have other keys")),
+    }
 }
 
 /// The nodes that no plan can use, as far as a coordinator knows.

@@ -16,13 +16,13 @@ pub struct ClusterOptions {
     #[arg(long)]
     pub cluster: bool,
     /// A machine that runs `consort join`, where it is not found by itself
-    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
-    pub peer: Vec<PeerAddress>,
-    /// How many layers each --peer or --cake-worker gets, in their order; this machine has the rest
+    #[arg(long, alias = "peer", value_name = "HOST:PORT", value_delimiter = ',')]
+    pub node: Vec<PeerAddress>,
+    /// How many layers each --node or --cake-worker gets, in their order; this machine has the rest
     #[arg(long, value_name = "LAYERS,…", value_delimiter = ',')]
     pub split: Vec<usize>,
     /// Which machine has which layers: a plan that `consort plan --save` wrote, or a topology of cake. Its addresses are used as
-    /// --peer
+    /// --node
     #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PlanFile::read))]
     #[arg(conflicts_with = "split")]
     pub plan: Option<PlanFile>,
@@ -56,7 +56,7 @@ impl From<OptimiseOption> for Optimise {
 impl ClusterOptions {
     /// Whether layers are to run on other machines.
     pub fn is_used(&self) -> bool {
-        self.cluster || !self.peer.is_empty() || self.plan.is_some()
+        self.cluster || !self.node.is_empty() || self.plan.is_some()
     }
 
     /// As with `--cluster`, unless the options name machines.

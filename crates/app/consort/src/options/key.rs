@@ -10,7 +10,7 @@ use super::heading;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = heading::CLUSTER)]
 pub struct KeyOptions {
-    /// Shared secret of the machines in a cluster, at least 16 characters. Process lists show arguments, so a file is safer, or
+    /// Shared secret of the machines in a cluster, at least 16 characters and hard to guess. Process lists show arguments, so a file is safer, or
     /// the key that `consort cluster invite` makes and `consort join` gets
     #[arg(long, value_name = "KEY", env = "CONSORT_CLUSTER_KEY", hide_env_values = true)]
     pub cluster_key: Option<Passphrase>,

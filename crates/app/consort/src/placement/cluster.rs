@@ -36,21 +36,21 @@ impl ClusterPlacement {
             return match options.exact {
                 None => Ok(None),
                 Some(_) => Err(UsageError::new(
-                    "--exact is for layers on several machines: it needs --cluster, --peer or --plan",
+                    "--exact is for layers on several machines: it needs --cluster, --node or --plan",
                 )),
             };
         }
-        let ClusterOptions { cluster, peer, split, plan, exact, optimise } = options.clone();
+        let ClusterOptions { cluster, node: peers, split, plan, exact, optimise } = options.clone();
         let discovers = cluster || plan.as_ref().is_some_and(PlanFile::has_unknown_address);
         let layout = match (plan, split.len()) {
             (Some(plan), _) => RequestedLayout::File(plan),
             (None, 0) => RequestedLayout::Planned,
-            (None, counts) if counts == peer.len() => RequestedLayout::Split(split),
+            (None, counts) if counts == peers.len() => RequestedLayout::Split(split),
             (None, counts) => {
-                let peers = peer.len();
-                return Err(UsageError::new(format!("--split has {counts} numbers for {peers} times --peer")));
+                let peers = peers.len();
+                return Err(UsageError::new(format!("--split has {counts} numbers for {peers} times --node")));
             }
         };
-        Ok(Some(Self { discovers, peers: peer, layout, exact, optimise: optimise.into(), key: key.clone() }))
+        Ok(Some(Self { discovers, peers, layout, exact, optimise: optimise.into(), key: key.clone() }))
     }
 }

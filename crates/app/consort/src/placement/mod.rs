@@ -51,24 +51,24 @@ impl Placement {
             (None, None, Some(workers), None) => Ok(Self::Cake(workers)),
             (None, None, None, Some(peers)) => Ok(Self::Swarm(peers)),
             (_, Some(_), Some(_), _) => Err(
-                "--cake-worker and --cake-discover do not work together with --cluster, --peer and --plan: all machines of a chain \
+                "--cake-worker and --cake-discover do not work together with --cluster, --node and --plan: all machines of a chain \
                  speak one protocol",
             ),
             (Some(_), _, Some(_), _) => {
                 Err("--cake-worker and --cake-discover do not work together with --tensor-parallel and --tp-hosts")
             }
             (.., Some(_)) => Err(
-                "--swarm does not go with --cluster, --peer, --plan, --cake-worker and --tensor-parallel: peers run the layers; a \
+                "--swarm does not go with --cluster, --node, --plan, --cake-worker and --tensor-parallel: peers run the layers; a \
                  peer may have them on a cluster or on ranks of its own",
             ),
             (Some(_), Some(_), ..) => Err(
-                "--tensor-parallel and --tp-hosts do not go with --cluster, --peer and --plan: in a cluster this machine runs its layers \
+                "--tensor-parallel and --tp-hosts do not go with --cluster, --node and --plan: in a cluster this machine runs its layers \
                  in one process; on the others, `consort join --tensor-parallel` splits them",
             ),
         };
         match (placement.map_err(UsageError::new)?, cluster.split.len()) {
             (placement @ (Self::Cluster(_) | Self::Cake(_)), _) | (placement, 0) => Ok(placement),
-            (_, counts) => Err(UsageError::new(format!("--split has {counts} numbers for 0 times --peer"))),
+            (_, counts) => Err(UsageError::new(format!("--split has {counts} numbers for 0 times --node"))),
         }
     }
 
@@ -150,19 +150,19 @@ mod tests {
         assert_eq!((ranks.ranks(), ranks.local_ranks()), (3, 3));
         let hosts = placement("--tp-hosts a:1,b:1 --tensor-parallel 3").unwrap();
         assert_eq!((hosts.ranks(), hosts.local_ranks()), (3, 1));
-        let Placement::Cluster(machines) = placement("--peer a:1,b:1 --split 2,3").unwrap() else { panic!() };
+        let Placement::Cluster(machines) = placement("--node a:1,b:1 --split 2,3").unwrap() else { panic!() };
         assert!(!machines.discovers && matches!(&machines.layout, RequestedLayout::Split(counts) if counts == &[2, 3]));
     }
 
     #[test]
     fn what_names_no_place_or_two_is_refused() {
-        refused("--exact", "it needs --cluster, --peer or --plan");
-        refused("--split 1", "--split has 1 numbers for 0 times --peer");
-        refused("--split 1 --tensor-parallel 2", "--split has 1 numbers for 0 times --peer");
-        refused("--peer a:1 --split 1,2", "--split has 2 numbers for 1 times --peer");
+        refused("--exact", "it needs --cluster, --node or --plan");
+        refused("--split 1", "--split has 1 numbers for 0 times --node");
+        refused("--split 1 --tensor-parallel 2", "--split has 1 numbers for 0 times --node");
+        refused("--node a:1 --split 1,2", "--split has 2 numbers for 1 times --node");
         refused("--tp-hosts a:1 --tensor-parallel 4", "one rank here and one on each host are 2");
-        refused("--cluster --tensor-parallel 2", "do not go with --cluster, --peer and --plan");
-        refused("--cluster --tp-hosts a:1", "do not go with --cluster, --peer and --plan");
+        refused("--cluster --tensor-parallel 2", "do not go with --cluster, --node and --plan");
+        refused("--cluster --tp-hosts a:1", "do not go with --cluster, --node and --plan");
     }
 
     #[cfg(all(feature = "swarm", feature = "cake"))]
@@ -170,7 +170,7 @@ mod tests {
     fn a_swarm_and_cake_workers_exclude_all_else() {
         assert!(matches!(placement("--swarm --verify 0.5").unwrap(), Placement::Swarm(_)));
         assert!(matches!(placement("--cake-worker a:1,b:1 --split 2,3").unwrap(), Placement::Cake(_)));
-        for others in ["--cluster", "--peer a:1", "--tensor-parallel 2", "--tp-hosts a:1", "--cake-discover"] {
+        for others in ["--cluster", "--node a:1", "--tensor-parallel 2", "--tp-hosts a:1", "--cake-discover"] {
             refused(&format!("--swarm {others}"), "--swarm does not go with");
         }
         refused("--cake-worker a:1 --cluster", "all machines of a chain speak one protocol");

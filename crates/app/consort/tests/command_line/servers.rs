@@ -247,13 +247,13 @@ fn machines_with_the_same_name_are_told_apart() {
     let nodes = [(); 2].map(|()| JoinedNode::start(&["--name", "attic"]));
     let peers = nodes.iter().map(|node| node.address.as_str()).collect::<Vec<_>>().join(",");
     let user = User::new();
-    let _server = user.serve(&["--peer", &peers, "--split", "1,2", "--cluster-key", KEY]);
+    let _server = user.serve(&["--node", &peers, "--split", "1,2", "--cluster-key", KEY]);
     let table = user.succeed(&["ps"]);
     assert!(table.contains("this machine: layers 0..1, "), "{table}");
     for (node, layers) in nodes.iter().zip(["1..2", "2..4"]) {
         assert!(table.contains(&format!("attic ({}): layers {layers}, ", node.address)), "{table}");
     }
-    let options = ["--peer", &peers, "--cluster-key", KEY, "--context", "64"];
+    let options = ["--node", &peers, "--cluster-key", KEY, "--context", "64"];
     let plan = user.succeed(&[&["plan", &oracle("qwen3/model-f32")], &options[..]].concat());
     for node in &nodes {
         assert!(plan.contains(&format!("attic ({})", node.address)), "{plan}");

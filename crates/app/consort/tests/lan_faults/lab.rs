@@ -54,7 +54,7 @@ impl Lab {
         let (machines, split) = if has_spare { (MACHINES, "2,1,1,0") } else { (MACHINES - 1, "2,1,1") };
         let peers: Vec<_> = (1..=machines).map(|index| format!("{}:{PORT}", address(index))).collect();
         let peers = peers.join(",");
-        let options = ["--peer", &peers, "--split", split, "--cluster-key", KEY, "--served-model-name", "m"];
+        let options = ["--node", &peers, "--split", split, "--cluster-key", KEY, "--served-model-name", "m"];
         let model = oracle("qwen3/model-f32");
         self.network.within(0, || Server::listen("true", model.to_str().unwrap(), &options, &[]))
     }

@@ -104,11 +104,11 @@ fn another_key_and_none_at_all_are_refused() {
     watched(|| {
         let host = Host::start();
         let log = refused(&ask(&host.address, &["--cluster-key", "another key than the host's"]));
-        assert!(log.contains(&host.address) && log.contains("its key is another"), "{log}");
+        assert!(log.contains(&host.address) && log.contains("its cluster key is another"), "{log}");
         let log = refused(&ask(&host.address, &[]));
         assert!(log.contains("share a key") && log.contains("--cluster-key-file"), "{log}");
         let log = refused(&ask(&host.address, &["--cluster-key", "short"]));
-        assert!(log.contains("at least 16 bytes"), "{log}");
+        assert!(log.contains("can be guessed") && log.contains("`consort cluster key`"), "{log}");
         let log = refused(&run(&["ranks", "--listen", "127.0.0.1:0"]));
         assert!(log.contains("share a key"), "{log}");
 

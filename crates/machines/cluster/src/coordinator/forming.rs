@@ -67,8 +67,7 @@ impl Worker {
         let number = engine::fresh_seed();
         self.link_stages(number, &stages)?;
         let link = self.connect(number, &stages).inspect_err(|_| self.stage = None)?;
-        let nodes: Vec<_> = stages.iter().map(|stage| stage.node).collect();
-        self.nodes.succeeded(&nodes);
+        self.nodes.succeeded(&stages);
         if let Some(level) = exact {
             self.options.arithmetic = Arithmetic::Exact(level);
         }
@@ -225,6 +224,7 @@ impl Worker {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.received.recv_timeout(left) {
+                Ok(event @ CoordinatorEvent::Reply { reply: ControlReply::Facts { .. }, .. }) => self.handle(event),
                 Ok(CoordinatorEvent::Reply { node, reply }) if reply.id().is_some() && is_waited_for(node) => {
                     if !self.path_reply(node, &reply) {
                         return Ok((node, reply));

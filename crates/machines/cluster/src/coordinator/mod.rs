@@ -15,6 +15,7 @@ mod planning;
 mod replanning;
 mod report;
 mod slowness;
+mod standing;
 mod survey;
 
 use std::net::SocketAddr;
@@ -43,6 +44,7 @@ pub use plan_report::{PlanReport, PlannedHop, PlannedStageReport};
 pub use planning::{Layout, LayoutError};
 use replanning::Replanning;
 pub use report::{ClusterReport, ClusterWatch, MissingWeights, NodeReport, NodeState};
+use standing::Failure;
 pub use survey::Survey;
 
 /// How long the thread sleeps at most before it looks for nodes that are to be tried again.
@@ -80,15 +82,16 @@ impl Default for ReplanOptions {
 }
 
 enum CoordinatorEvent {
-    /// A node was found, or named.
+    /// A node was found, or a person gave its address.
     Found {
         address: SocketAddr,
+        is_named: bool,
     },
     Connected(Box<NodeLink>),
     NotConnected {
         address: SocketAddr,
+        failure: Failure,
         why: String,
-        is_permanent: bool,
     },
     Reply {
         node: NodeId,
@@ -161,9 +164,14 @@ impl Coordinator {
 pub struct NodeFinder(Sender<CoordinatorEvent>);
 
 impl NodeFinder {
-    /// A node was discovered. Returns whether the coordinator is still there.
+    /// A node was discovered, perhaps one of another cluster. Returns whether the coordinator is still there.
     pub fn found(&self, address: SocketAddr) -> bool {
-        self.0.send(CoordinatorEvent::Found { address }).is_ok()
+        self.0.send(CoordinatorEvent::Found { address, is_named: false }).is_ok()
+    }
+
+    /// A person gave the address of a node. Returns whether the coordinator is still there.
+    pub fn named(&self, address: SocketAddr) -> bool {
+        self.0.send(CoordinatorEvent::Found { address, is_named: true }).is_ok()
     }
 }
 
@@ -234,7 +242,7 @@ impl Worker {
     ) -> Self {
         for &address in &options.peers {
             // The receiver is here.
-            let _ = events.send(CoordinatorEvent::Found { address });
+            let _ = events.send(CoordinatorEvent::Found { address, is_named: true });
         }
         Self {
             nodes: NodeTable::new(options.key.clone(), options.silence, events.clone()),
@@ -325,21 +333,24 @@ impl Worker {
             }
         }
         self.nodes.retry();
+        for (node, other) in self.paths.due(Instant::now()) {
+            self.measure_path(node, other);
+        }
         Ok(())
     }
 
     /// Handles an event that concerns no request that is being waited for.
     fn handle(&mut self, event: CoordinatorEvent) {
         match event {
-            CoordinatorEvent::Found { address } => self.nodes.add(address),
+            CoordinatorEvent::Found { address, is_named } => self.nodes.add(address, is_named),
             CoordinatorEvent::Connected(link) => {
                 let node = link.id;
                 self.nodes.connected(*link);
                 self.measure_paths(node);
                 self.replanning.changed();
             }
-            CoordinatorEvent::NotConnected { address, why, is_permanent } => {
-                self.nodes.not_connected(address, &why, is_permanent);
+            CoordinatorEvent::NotConnected { address, failure, why } => {
+                self.nodes.not_connected(address, failure, &why);
             }
             CoordinatorEvent::Gone { node, why } => {
                 let name = self.nodes.name(node);
@@ -362,6 +373,11 @@ impl Worker {
                     WireFault::Next { why } => format!("{name} lost the next stage: {why}"),
                 };
                 self.lose(|current| current.number == chain, &why);
+            }
+            CoordinatorEvent::Reply { node, reply: ControlReply::Facts { facts, .. } } => {
+                if self.nodes.described(node, facts) {
+                    self.replanning.changed();
+                }
             }
             CoordinatorEvent::Reply { node, reply } => {
                 let _ = self.path_reply(node, &reply) || self.fetch_reply(node, &reply);
@@ -401,12 +417,15 @@ impl Worker {
 
     /// Asks a node that has joined how far it is to the others.
     fn measure_paths(&mut self, node: NodeId) {
-        let others: Vec<_> = self.nodes.links().map(|link| (link.id, link.address)).collect();
-        for (other, address) in others.into_iter().filter(|(other, _)| *other != node) {
-            if let Some(link) = self.nodes.link(node) {
-                let request = link.request(|id| ControlRequest::Reach { id, address });
-                self.paths.ask(node, request, other);
-            }
+        let others: Vec<_> = self.nodes.links().map(|link| link.id).collect();
+        others.into_iter().filter(|other| *other != node).for_each(|other| self.measure_path(node, other));
+    }
+
+    fn measure_path(&mut self, node: NodeId, other: NodeId) {
+        let Some(address) = self.nodes.link(other).map(|link| link.address) else { return };
+        if let Some(link) = self.nodes.link(node) {
+            let request = link.request(|id| ControlRequest::Reach { id, address });
+            self.paths.ask(node, request, other);
         }
     }
 

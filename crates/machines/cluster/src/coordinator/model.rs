@@ -197,7 +197,11 @@ impl ClusterModel {
         let hello = ConnectionId { purpose: WEIGHTS, number: transfer, index: 0 }.hello(silence);
         let dial =
             || MessageStream::connect(address, key, &hello, &WaitLimit::until(Instant::now() + CONNECT_DEADLINE));
-        upload(&Upload { dial: &dial, connections: CONNECTIONS_DEFAULT, source: self, sent: &|_| {}, is_over })
+        let sent =
+            upload(&Upload { dial: &dial, connections: CONNECTIONS_DEFAULT, source: self, sent: &|_| {}, is_over });
+        // The pages of the files would stay, of more layers with each chain. They are read again if they are needed again.
+        self.checkpoint.release();
+        sent
     }
 }
 

@@ -5,18 +5,25 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use net::{ClusterKey, HandshakeError, MessageError, MessageReceiver, MessageSender, MessageStream, WaitLimit};
+use net::{
+    ClusterKey, HandshakeError, MessageError, MessageReceiver, MessageSender, MessageStream, RejectReason, WaitLimit,
+};
 
 use super::CoordinatorEvent;
+use super::standing::Failure;
 use crate::purpose::ConnectionId;
 use crate::wire::WireError;
-use crate::wire::control::{ControlKind, ControlReply, ControlRequest, PROBE_BYTES_MAX, WireFacts, decode, encode};
+use crate::wire::control::{
+    ControlKind, ControlReply, ControlRequest, PROBE_BYTES_MAX, UNASKED, WireFacts, decode, encode,
+};
 use plan::Link;
 
 /// How long a node may take to connect, and to answer what needs no work.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Round trips that are measured; the shortest counts.
 const ROUND_TRIPS: u64 = 5;
+/// The id of the first request.
+const DESCRIBE: u64 = UNASKED + 1;
 /// Bytes that measure the bandwidth of a link.
 const PROBE_BYTES: usize = 2 << 20;
 
@@ -41,12 +48,14 @@ pub(super) enum NodeError {
 }
 
 impl NodeError {
-    /// Whether the node will say the same for as long as it runs.
-    pub fn is_permanent(&self) -> bool {
+    pub fn failure(&self) -> Failure {
         match self {
-            Self::Handshake(HandshakeError::Key | HandshakeError::Version { .. }) => true,
-            Self::Handshake(HandshakeError::RejectedByPeer(reason)) => !reason.is_transient(),
-            _ => false,
+            Self::Handshake(HandshakeError::Key | HandshakeError::RejectedByPeer(RejectReason::Key)) => {
+                Failure::OtherKey
+            }
+            Self::Handshake(HandshakeError::Version { .. } | HandshakeError::UnknownProtocol) => Failure::OtherProtocol,
+            Self::Handshake(HandshakeError::RejectedByPeer(reason)) if !reason.is_transient() => Failure::OtherProtocol,
+            _ => Failure::Away,
         }
     }
 
@@ -80,7 +89,7 @@ impl NodeLink {
         let hello = ConnectionId::control().hello(silence);
         let MessageStream { sender, mut receiver } =
             MessageStream::connect(address, key, &hello, &WaitLimit::until(deadline))?;
-        send(&sender, &ControlRequest::Describe { id: 0 })?;
+        send(&sender, &ControlRequest::Describe { id: DESCRIBE })?;
         let ControlReply::Facts { facts, .. } = receive(&mut receiver, Some(deadline))? else {
             return Err(NodeError::Answer);
         };
@@ -99,7 +108,7 @@ impl NodeLink {
             let _ = events.send(CoordinatorEvent::Gone { node: id, why });
         };
         thread::Builder::new().name("consort-node".to_owned()).spawn(watch).map_err(NodeError::Thread)?;
-        Ok(Self { id, address, facts, link, sender, next_request: 1 })
+        Ok(Self { id, address, facts, link, sender, next_request: DESCRIBE + 1 })
     }
 
     /// Sends a request and returns its id. If the node is gone, an event says so.
@@ -134,9 +143,13 @@ fn receive(receiver: &mut MessageReceiver, deadline: Option<Instant>) -> Result<
 fn measure(sender: &MessageSender, receiver: &mut MessageReceiver, deadline: Instant) -> Result<Link, NodeError> {
     let mut ping = |id| {
         send(sender, &ControlRequest::Ping { id })?;
-        match receive(receiver, Some(deadline))? {
-            ControlReply::Pong { id: found } if found == id => Ok::<_, NodeError>(()),
-            _ => Err(NodeError::Answer),
+        loop {
+            match receive(receiver, Some(deadline))? {
+                ControlReply::Pong { id: found } if found == id => return Ok::<_, NodeError>(()),
+                // Its memory has just changed. It says so again if that matters.
+                ControlReply::Facts { id: UNASKED, .. } => {}
+                _ => return Err(NodeError::Answer),
+            }
         }
     };
     let mut round_trip = Duration::MAX;

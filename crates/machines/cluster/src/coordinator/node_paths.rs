@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use plan::Link;
 
 use super::node_link::NodeId;
+use super::standing::{Failure, Standing};
 
 /// How long a chain waits for a measurement.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -16,8 +17,17 @@ const UNREACHABLE: Link = Link { round_trip_seconds: 100.0, bytes_per_s: 1.0 };
 pub(super) struct NodePaths {
     /// Measurements that were asked for, by the node that measures and its request.
     asked: HashMap<(NodeId, u64), (NodeId, Instant)>,
-    /// `None`: one does not reach the other.
-    round_trips: HashMap<(NodeId, NodeId), Option<Duration>>,
+    ways: HashMap<(NodeId, NodeId), Way>,
+}
+
+#[derive(Debug)]
+enum Way {
+    RoundTrip(Duration),
+    /// One does not reach the other. It is asked again at this time.
+    None {
+        standing: Standing,
+        retry_at: Instant,
+    },
 }
 
 impl NodePaths {
@@ -28,23 +38,43 @@ impl NodePaths {
     /// Takes the reply of a node. Returns whether it was asked for.
     pub fn answer(&mut self, node: NodeId, request: u64, round_trip: Option<Duration>) -> bool {
         let Some((other, _)) = self.asked.remove(&(node, request)) else { return false };
-        self.round_trips.insert(pair(node, other), round_trip);
+        match round_trip {
+            Some(time) => drop(self.ways.insert(pair(node, other), Way::RoundTrip(time))),
+            None => self.broken(node, other),
+        }
         true
     }
 
     /// One could not connect to the other.
     pub fn broken(&mut self, node: NodeId, other: NodeId) {
-        self.round_trips.insert(pair(node, other), None);
+        let now = Instant::now();
+        let mut standing = match self.ways.get(&pair(node, other)) {
+            Some(Way::None { standing, .. }) => *standing,
+            _ => Standing::default(),
+        };
+        let retry_at = standing.failed(Failure::NoPath, now);
+        self.ways.insert(pair(node, other), Way::None { standing, retry_at });
+    }
+
+    /// The nodes that do not reach each other and are to be asked again.
+    pub fn due(&self, now: Instant) -> Vec<(NodeId, NodeId)> {
+        let is_asked =
+            |a: NodeId, b: NodeId| self.asked.iter().any(|((node, _), (other, _))| pair(*node, *other) == (a, b));
+        let is_due = |way: &Way| matches!(way, Way::None { retry_at, .. } if *retry_at <= now);
+        let due = self.ways.iter().filter(|(pair, way)| is_due(way) && !is_asked(pair.0, pair.1));
+        due.map(|(pair, _)| *pair).collect()
     }
 
     pub fn forget(&mut self, node: NodeId) {
         self.asked.retain(|(asked, _), (other, _)| *asked != node && *other != node);
-        self.round_trips.retain(|(a, b), _| *a != node && *b != node);
+        self.ways.retain(|(a, b), _| *a != node && *b != node);
     }
 
-    /// Whether no measurement is worth waiting for.
+    /// Whether no measurement is worth waiting for. One that is repeated is not.
     pub fn is_settled(&self) -> bool {
-        self.asked.values().all(|(_, since)| since.elapsed() > PATIENCE)
+        let is_first = |node: NodeId, other: NodeId| !self.ways.contains_key(&pair(node, other));
+        let mut first = self.asked.iter().filter(|((node, _), (other, _))| is_first(*node, *other));
+        first.all(|(_, (_, since))| since.elapsed() > PATIENCE)
     }
 
     /// The way between two nodes, if it was measured. `links` are their ways to the coordinator: nothing between nodes is
@@ -52,7 +82,10 @@ impl NodePaths {
     pub fn link(&self, (a, b): (NodeId, NodeId), links: (Link, Link)) -> Option<Link> {
         let bytes_per_s = links.0.bytes_per_s.min(links.1.bytes_per_s);
         let of = |time: Duration| Link { round_trip_seconds: time.as_secs_f64(), bytes_per_s };
-        Some(self.round_trips.get(&pair(a, b))?.map_or(UNREACHABLE, of))
+        Some(match self.ways.get(&pair(a, b))? {
+            Way::RoundTrip(time) => of(*time),
+            Way::None { .. } => UNREACHABLE,
+        })
     }
 }
 
@@ -77,6 +110,14 @@ mod tests {
         assert_eq!(paths.link((a, b), links), Some(Link { round_trip_seconds: 2e-3, bytes_per_s: 3.0 }));
         paths.broken(c, b);
         assert_eq!(paths.link((b, c), links), Some(UNREACHABLE));
+        // The verdict is looked at again, and forming a chain does not wait for that.
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(600));
+        assert_eq!((paths.due(now), paths.due(later)), (vec![], vec![(b, c)]));
+        paths.ask(b, 8, c);
+        assert!(paths.due(later).is_empty() && paths.is_settled());
+        assert!(paths.answer(b, 8, Some(Duration::from_millis(2))));
+        assert!(paths.due(later).is_empty() && paths.link((b, c), links) != Some(UNREACHABLE));
+        paths.broken(c, b);
         paths.ask(c, 1, a);
         paths.forget(b);
         assert_eq!((paths.link((b, c), links), paths.is_settled()), (None, false));

@@ -7,22 +7,19 @@ use std::time::{Duration, Instant};
 
 use net::ClusterKey;
 use plan::distinct_names;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::CoordinatorEvent;
 use super::node_link::{NodeId, NodeLink};
+use super::planning::PlannedStage;
 use super::report::{ClusterReport, NodeReport, NodeState};
+use super::standing::{Failure, Standing};
+use crate::wire::control::WireFacts;
 
-/// Nodes that are known at once.
+/// Nodes that are known at once: those that were named, and those that have had this cluster's key.
 const NODES_MAX: usize = 256;
-/// The time after which a node that failed is tried again, at first and at most.
-const RETRY_MIN: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(30);
-/// So many chains may be lost because of a node, each within this time of the one before,
-const BLAMES_MAX: u32 = 2;
-const BLAME_MEMORY: Duration = Duration::from_secs(120);
-/// until it is left out for this time, and longer if it goes on.
-const BLAME_PAUSE: Duration = Duration::from_secs(20);
+/// Others, which anybody can announce. When another is found, the one that was tried longest ago gives way.
+const STRANGERS_MAX: usize = 64;
 
 pub(super) struct NodeTable {
     key: ClusterKey,
@@ -41,20 +38,22 @@ struct NodeEntry {
     state: EntryState,
     /// The last reason why it could not be connected, as the log has it.
     logged: Option<String>,
-    /// How often it has failed since it last worked.
-    failures: u32,
-    /// Chains that were lost because of it, the last one at this time.
-    blames: u32,
-    blamed_at: Option<Instant>,
+    /// A person gave its address.
+    is_named: bool,
+    /// It has had this cluster's key.
+    is_ours: bool,
+    tried_at: Instant,
+    standing: Standing,
 }
 
 enum EntryState {
     Connecting,
     Connected(Box<NodeLink>),
-    /// To be tried again at this time; `None`: never.
+    /// To be tried again at this time.
     Failed {
+        failure: Failure,
         why: String,
-        retry_at: Option<Instant>,
+        retry_at: Instant,
     },
 }
 
@@ -68,34 +67,52 @@ impl NodeTable {
         self.events.clone()
     }
 
-    /// Connects to a node that is not known yet. One that has failed before is tried again: it may have been restarted.
-    pub fn add(&mut self, address: SocketAddr) {
-        match self.entries.iter().position(|entry| entry.address == address) {
-            Some(index) if matches!(self.entries[index].state, EntryState::Failed { .. }) => self.connect(index),
-            Some(_) => {}
-            None if self.entries.len() == NODES_MAX => {}
-            None => {
-                self.entries.push(NodeEntry {
-                    address,
-                    own_name: None,
-                    name: None,
-                    state: EntryState::Connecting,
-                    logged: None,
-                    failures: 0,
-                    blames: 0,
-                    blamed_at: None,
-                });
-                self.connect(self.entries.len() - 1);
+    /// Connects to a node that is not known yet. One that has failed before is tried again soon: it may have been restarted.
+    pub fn add(&mut self, address: SocketAddr, is_named: bool) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) {
+            entry.is_named |= is_named;
+            if let EntryState::Failed { retry_at, .. } = &mut entry.state {
+                *retry_at = entry.standing.found_again(*retry_at);
             }
+            return;
         }
+        if !self.make_room(is_named) {
+            return;
+        }
+        self.entries.push(NodeEntry {
+            address,
+            own_name: None,
+            name: None,
+            state: EntryState::Connecting,
+            logged: None,
+            is_named,
+            is_ours: false,
+            tried_at: Instant::now(),
+            standing: Standing::default(),
+        });
+        self.connect(self.entries.len() - 1);
+    }
+
+    /// Room for one more node. Another one of its kind gives way if it must: the one that was tried longest ago, those that have
+    /// failed first. A node that is connected stays.
+    fn make_room(&mut self, is_kept: bool) -> bool {
+        let same = |entry: &NodeEntry| (entry.is_named || entry.is_ours) == is_kept;
+        let max = if is_kept { NODES_MAX } else { STRANGERS_MAX };
+        let candidates = self.entries.iter().enumerate().filter(|(_, entry)| same(entry));
+        if candidates.clone().count() < max {
+            return true;
+        }
+        let is_failed = |entry: &NodeEntry| matches!(entry.state, EntryState::Failed { .. });
+        let free = candidates.filter(|(_, entry)| !matches!(entry.state, EntryState::Connected(_)));
+        let oldest = free.min_by_key(|(_, entry)| (!is_failed(entry), entry.tried_at)).map(|(index, _)| index);
+        oldest.inspect(|&index| drop(self.entries.remove(index))).is_some()
     }
 
     /// Tries again those nodes whose time has come.
     pub fn retry(&mut self) {
         let now = Instant::now();
         for index in 0..self.entries.len() {
-            let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-            if matches!(self.entries[index].state, EntryState::Failed { retry_at, .. } if is_due(retry_at)) {
+            if matches!(self.entries[index].state, EntryState::Failed { retry_at, .. } if retry_at <= now) {
                 self.connect(index);
             }
         }
@@ -106,8 +123,18 @@ impl NodeTable {
         info!(node = link.facts.name, address = %link.address, "a node has joined");
         entry.own_name = Some(link.facts.name.clone());
         entry.logged = None;
+        entry.is_ours = true;
         entry.state = EntryState::Connected(Box::new(link));
         self.tell_apart();
+    }
+
+    /// A node has described itself again. Returns whether it is known.
+    pub fn described(&mut self, node: NodeId, facts: WireFacts) -> bool {
+        let Some(link) = self.link(node) else { return false };
+        // Its name is the one that tells it apart.
+        let name = std::mem::take(&mut link.facts.name);
+        link.facts = WireFacts { name, ..facts };
+        true
     }
 
     /// Gives all nodes names that are different. Whatever names a node has its name from here.
@@ -124,58 +151,57 @@ impl NodeTable {
         }
     }
 
-    pub fn not_connected(&mut self, address: SocketAddr, why: &str, is_permanent: bool) {
+    pub fn not_connected(&mut self, address: SocketAddr, failure: Failure, why: &str) {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) else { return };
-        if entry.logged.as_deref() != Some(why) {
+        if entry.is_of_another_cluster(failure) {
+            debug!(%address, "a machine of another cluster is on this network");
+        } else if entry.logged.as_deref() != Some(why) {
             info!(node = entry.name, %address, "a node cannot be used: {why}");
             entry.logged = Some(why.to_owned());
         }
-        entry.fail(why, is_permanent);
+        entry.fail(failure, why);
     }
 
     pub fn gone(&mut self, node: NodeId, why: &str) {
         if let Some(entry) = self.entry_mut(node) {
             info!(node = entry.name, address = %entry.address, "a node has left: {why}");
-            entry.fail(why, false);
+            entry.fail(Failure::Away, why);
         }
     }
 
     /// A node could not do its part. Its connection is closed, which frees what it has loaded.
     pub fn fail(&mut self, node: NodeId, why: &str) {
         if let Some(entry) = self.entry_mut(node) {
-            entry.fail(why, false);
+            entry.fail(Failure::Away, why);
         }
     }
 
-    /// A chain was lost, probably because of the node at this address. One that costs several chains in short order is left out for a while.
+    /// A chain was lost, probably because of the node at this address. One that costs several chains is left out for a while.
     pub fn blame(&mut self, address: SocketAddr) {
         let Some(entry) = self.entries.iter_mut().find(|entry| entry.address == address) else { return };
         let now = Instant::now();
-        let is_recent = entry.blamed_at.is_some_and(|at| now.duration_since(at) < BLAME_MEMORY);
-        entry.blames = if is_recent { entry.blames + 1 } else { 1 };
-        entry.blamed_at = Some(now);
-        let Some(repeated) = entry.blames.checked_sub(BLAMES_MAX) else { return };
-        let pause = (BLAME_PAUSE * 2u32.pow(repeated.min(4))).min(BLAME_MEMORY);
-        let why = format!("it cost {} chains in short order", entry.blames);
+        let Some(pause) = entry.standing.blamed(now) else { return };
+        let why = "it has cost several chains".to_owned();
         info!(node = entry.name, address = %entry.address, "a node is not used for {} s: {why}", pause.as_secs());
-        entry.state = EntryState::Failed { why, retry_at: Some(now + pause) };
+        entry.state = EntryState::Failed { failure: Failure::Away, why, retry_at: now + pause };
     }
 
     /// Without the nodes that are left out, no plan fits: they are tried again.
     pub fn pardon(&mut self) {
         let now = Instant::now();
-        for entry in self.entries.iter_mut().filter(|entry| entry.blames >= BLAMES_MAX) {
-            if let EntryState::Failed { retry_at: Some(at), .. } = &mut entry.state {
-                *at = now;
+        for entry in self.entries.iter_mut().filter(|entry| entry.standing.is_left_out(now)) {
+            entry.standing.pardon();
+            if let EntryState::Failed { retry_at, .. } = &mut entry.state {
+                *retry_at = now;
             }
         }
     }
 
-    /// A chain with these nodes was formed.
-    pub fn succeeded(&mut self, nodes: &[NodeId]) {
-        for &node in nodes {
-            if let Some(entry) = self.entry_mut(node) {
-                entry.failures = 0;
+    /// A chain with these stages was formed.
+    pub fn succeeded(&mut self, stages: &[PlannedStage]) {
+        for stage in stages {
+            if let Some(entry) = self.entry_mut(stage.node) {
+                entry.standing.succeeded();
             }
         }
     }
@@ -212,7 +238,12 @@ impl NodeTable {
 
     /// Writes the states of all nodes into a report.
     pub fn fill(&self, report: &mut ClusterReport) {
-        report.nodes = self.entries.iter().map(NodeEntry::report).collect();
+        let is_other = |entry: &&NodeEntry| match entry.state {
+            EntryState::Failed { failure, .. } => entry.is_of_another_cluster(failure),
+            _ => false,
+        };
+        report.nodes = self.entries.iter().filter(|entry| !is_other(entry)).map(NodeEntry::report).collect();
+        report.other_clusters = self.entries.iter().filter(is_other).count();
     }
 
     fn entry_mut(&mut self, node: NodeId) -> Option<&mut NodeEntry> {
@@ -223,22 +254,20 @@ impl NodeTable {
         let id = NodeId(self.next_id);
         self.next_id += 1;
         let entry = &mut self.entries[index];
-        entry.state = EntryState::Connecting;
+        (entry.state, entry.tried_at) = (EntryState::Connecting, Instant::now());
         let (address, key, silence, events) = (entry.address, self.key.clone(), self.silence, self.events.clone());
         let connect = move || {
             let event = match NodeLink::connect(id, address, &key, silence, events.clone()) {
                 Ok(link) => CoordinatorEvent::Connected(Box::new(link)),
-                Err(error) => CoordinatorEvent::NotConnected {
-                    address,
-                    is_permanent: error.is_permanent(),
-                    why: error.with_causes(),
-                },
+                Err(error) => {
+                    CoordinatorEvent::NotConnected { address, failure: error.failure(), why: error.with_causes() }
+                }
             };
             // An error means that the coordinator has ended.
             let _ = events.send(event);
         };
         if let Err(error) = thread::Builder::new().name("consort-dial".to_owned()).spawn(connect) {
-            entry.fail(&format!("start a thread: {error}"), false);
+            entry.fail(Failure::Away, &format!("start a thread: {error}"));
         }
     }
 }
@@ -248,11 +277,14 @@ impl NodeEntry {
         matches!(&self.state, EntryState::Connected(link) if link.id == node)
     }
 
-    fn fail(&mut self, why: &str, is_permanent: bool) {
-        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
-        self.failures += 1;
-        let retry_at = (!is_permanent).then(|| Instant::now() + pause);
-        self.state = EntryState::Failed { why: why.to_owned(), retry_at };
+    fn fail(&mut self, failure: Failure, why: &str) {
+        let retry_at = self.standing.failed(failure, Instant::now());
+        self.state = EntryState::Failed { failure, why: why.to_owned(), retry_at };
+    }
+
+    /// Nobody expects it to be of this one: it was only found.
+    fn is_of_another_cluster(&self, failure: Failure) -> bool {
+        failure == Failure::OtherKey && !self.is_named && !self.is_ours
     }
 
     fn report(&self) -> NodeReport {
@@ -262,5 +294,47 @@ impl NodeEntry {
             EntryState::Failed { why, .. } => (NodeState::Failed { why: why.clone() }, None, None),
         };
         NodeReport { address: self.address, name: self.name.clone(), state, facts, not_used: None, link }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn at(host: u16) -> SocketAddr {
+        let [high, low] = host.to_be_bytes();
+        // Nothing listens there: no test waits for an answer.
+        SocketAddr::from(([127, 1, high, low], 9))
+    }
+
+    #[test]
+    fn strangers_give_way_to_one_another_and_never_displace_our_nodes() {
+        let (events, _received) = channel();
+        let mut table = NodeTable::new(ClusterKey::from_bytes([7; 32]), Duration::from_secs(1), events);
+        table.add(at(1), true);
+        table.add(at(2), false);
+        table.entries[1].is_ours = true;
+        for host in 3..3 + 2 * STRANGERS_MAX as u16 {
+            table.add(at(host), false);
+            table.not_connected(at(host), Failure::OtherKey, "another key");
+        }
+        let known: Vec<_> = table.entries.iter().map(|entry| entry.address).collect();
+        let last = 3 + STRANGERS_MAX as u16..3 + 2 * STRANGERS_MAX as u16;
+        assert_eq!(known, [1, 2].into_iter().chain(last).map(at).collect::<Vec<_>>());
+        // Nobody is troubled with machines of other clusters, unless one was named.
+        table.not_connected(at(1), Failure::OtherKey, "another key");
+        let mut report = ClusterReport::default();
+        table.fill(&mut report);
+        assert_eq!((report.nodes.len(), report.other_clusters), (2, STRANGERS_MAX));
+        // One that is announced again and again is not tried each time.
+        let retry_at = |table: &NodeTable| match table.entries[2].state {
+            EntryState::Failed { retry_at, .. } => Some(retry_at),
+            _ => None,
+        };
+        let first = table.entries[2].address;
+        (0..100).for_each(|_| table.add(first, false));
+        assert!(retry_at(&table).is_some_and(|at| at > Instant::now()));
     }
 }

@@ -41,27 +41,57 @@ impl Layout {
         match self {
             Self::Planned => Ok(planner.plan()?),
             Self::Split(counts) => {
-                let node_of = |peer: SocketAddr| {
-                    let address = Some(peer.into());
-                    cluster.nodes().iter().position(|node| node.address == address)
-                };
-                let peers: Vec<_> = peers.iter().map(|&peer| node_of(peer)).zip(counts.iter().copied()).collect();
-                let split = Assignment::split(cluster, planner.layers(), &peers)
-                    .map_err(PlanError::from)
-                    .and_then(|assignment| planner.evaluate(&assignment));
-                let is_whole = peers.iter().all(|(node, count)| node.is_some() || *count == 0);
-                Ok(if is_whole { split? } else { split.or_else(|_| planner.plan())? })
+                let peers = named(cluster, peers, counts);
+                let split = split(planner, cluster, &peers);
+                if !is_whole(&peers) {
+                    warn!(
+                        "the split that was asked for cannot be kept: a machine is missing; it is kept again once it is back"
+                    );
+                }
+                Ok(if is_whole(&peers) { split? } else { split.or_else(|_| planner.plan())? })
             }
             Self::Saved(saved) => match saved.assignment(cluster, planner.layers()) {
                 Ok(assignment) => Ok(planner.evaluate(&assignment)?),
                 Err(missing @ SavedPlanError::UnknownNode { .. }) => {
-                    warn!("the given plan cannot be kept: {missing}");
+                    warn!("the given plan cannot be kept: {missing}; it is kept again once the machine is back");
                     Ok(planner.plan()?)
                 }
                 Err(error) => Err(error.into()),
             },
         }
     }
+}
+
+impl Layout {
+    /// The plan that was asked for, if all of its machines are there.
+    pub fn as_asked(&self, planner: &Planner, cluster: &Cluster, peers: &[SocketAddr]) -> Option<Plan> {
+        match self {
+            Self::Planned => None,
+            Self::Split(counts) => {
+                let peers = named(cluster, peers, counts);
+                is_whole(&peers).then(|| split(planner, cluster, &peers).ok())?
+            }
+            Self::Saved(saved) => planner.evaluate(&saved.assignment(cluster, planner.layers()).ok()?).ok(),
+        }
+    }
+}
+
+/// The machines that were named, as far as they are there, with the numbers of their layers.
+fn named(cluster: &Cluster, peers: &[SocketAddr], counts: &[usize]) -> Vec<(Option<usize>, usize)> {
+    let node_of = |peer: SocketAddr| {
+        let address = Some(peer.into());
+        cluster.nodes().iter().position(|node| node.address == address)
+    };
+    peers.iter().map(|&peer| node_of(peer)).zip(counts.iter().copied()).collect()
+}
+
+/// Whether all that get layers are there.
+fn is_whole(peers: &[(Option<usize>, usize)]) -> bool {
+    peers.iter().all(|(node, count)| node.is_some() || *count == 0)
+}
+
+fn split(planner: &Planner, cluster: &Cluster, peers: &[(Option<usize>, usize)]) -> Result<Plan, PlanError> {
+    planner.evaluate(&Assignment::split(cluster, planner.layers(), peers)?)
 }
 
 /// The machines that a plan can use, as they are now.

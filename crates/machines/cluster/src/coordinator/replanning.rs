@@ -1,18 +1,20 @@
-//! How a running chain gives way to a faster one: when a machine has joined, or one has turned slow. The machines of the faster
-//! chain fetch their weights while the current one runs; then the executor is told to have the chain formed again.
+//! How a running chain gives way to a better one: a faster one, when a machine has joined, or one has turned slow; or the one that
+//! was asked for, when a machine that was lost is back. The machines of the better chain fetch their weights while the current one
+//! runs; then the executor is told to have the chain formed again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plan::COORDINATOR;
+use plan::{COORDINATOR, Plan};
 use tracing::{info, warn};
+use types::LayerRange;
 
 use super::Worker;
 use super::forming::LOAD_SILENCE;
 use super::node_link::NodeId;
-use super::planning::{Layout, PlannedStage};
+use super::planning::{Candidates, Layout, PlannedStage};
 use super::slowness::Slowness;
 use crate::chain::StageTimes;
 use crate::wire::control::{ControlReply, ControlRequest};
@@ -76,15 +78,24 @@ impl Replanning {
     }
 }
 
+/// The layers of a plan and where they are, for people.
+fn said(candidates: &Candidates, plan: &Plan) -> String {
+    let stage = |&(node, planned): &(usize, LayerRange)| {
+        let name = if node == COORDINATOR { "here" } else { &candidates.cluster.nodes()[node].name };
+        format!("{} on {name}", candidates.numbered(planned))
+    };
+    plan.assignment.stages().iter().map(stage).collect::<Vec<_>>().join(", ")
+}
+
 impl Worker {
-    /// Observes the current chain, and prepares a faster one if there is one. A layout that was asked for stays.
+    /// Observes the current chain, and prepares a better one if there is one. A layout that was asked for gives way to no other.
     pub(super) fn replan(&mut self) {
         let Some(chain) = &self.chain else { return self.replanning.stop() };
         let is_held = chain.formed_at.elapsed() < self.options.replan.hold;
-        if !matches!(self.options.layout, Layout::Planned) {
-            return;
+        let is_planned = matches!(self.options.layout, Layout::Planned);
+        if is_planned {
+            self.observe();
         }
-        self.observe();
         match &mut self.replanning.next {
             Some(next) if next.is_announced => return,
             Some(next) if next.pending.is_empty() => {
@@ -102,7 +113,8 @@ impl Worker {
         }
         let recovery = || Instant::now() + RECOVERY_INTERVAL;
         self.replanning.due = (!self.replanning.slowness.is_empty()).then(recovery);
-        if let Some((stages, why)) = self.faster_chain() {
+        let better = if is_planned { self.faster_chain() } else { self.asked_chain() };
+        if let Some((stages, why)) = better {
             info!("{why}; its machines fetch their weights");
             self.prepare(&stages, why);
         }
@@ -158,18 +170,20 @@ impl Worker {
         if fastest * GAIN_MIN > current {
             return None;
         }
-        let layers: Vec<_> = best
-            .assignment
-            .stages()
-            .iter()
-            .map(|&(node, planned)| {
-                let layers = candidates.numbered(planned);
-                let name = if node == COORDINATOR { "here" } else { &candidates.cluster.nodes()[node].name };
-                format!("{layers} on {name}")
-            })
-            .collect();
-        let why = format!("a chain that is {:.1} times as fast: layers {}", current / fastest, layers.join(", "));
+        let why =
+            format!("a chain that is {:.1} times as fast: layers {}", current / fastest, said(&candidates, &best));
         Some((candidates.stages(&best), why))
+    }
+
+    /// The stages of the chain that was asked for, if another one runs because machines were missing, and they are back.
+    fn asked_chain(&self) -> Option<(Vec<PlannedStage>, String)> {
+        let chain = self.chain.as_ref()?;
+        let candidates = self.candidates(self.exact()).ok()?;
+        let planner = self.planner(&candidates.cluster).ok()?;
+        let asked = self.options.layout.as_asked(&planner, &candidates.cluster, &self.options.peers)?;
+        let stages = candidates.stages(&asked);
+        let why = || format!("the machines that were missing are back: layers {}", said(&candidates, &asked));
+        (stages != chain.stages).then(|| (stages, why()))
     }
 
     /// Has machines fetch the weights of their stages.
@@ -209,7 +223,7 @@ impl Worker {
     }
 
     fn give_up(&mut self, why: &str) {
-        warn!("a faster chain could not be prepared: {why}");
+        warn!("a better chain could not be prepared: {why}");
         self.replanning.next = None;
         self.replanning.due = Some(Instant::now() + RETRY);
     }

@@ -13,6 +13,8 @@ use plan::Link;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterReport {
     pub nodes: Vec<NodeReport>,
+    /// How many machines of other clusters were found.
+    pub other_clusters: usize,
     /// The layers of the coordinator and of each stage: the node's address, and `None` for the coordinator.
     pub stages: Vec<(Option<SocketAddr>, LayerRange)>,
     /// The level with which all machines compute, if they have to compute the same bits.

@@ -1,9 +1,8 @@
-//! What a node announces of itself, as the TXT record of its service. Its port is in the SRV record.
+//! What a node announces of itself, as the TXT record of its service. Its port is in the SRV record. Nothing in it depends on the
+//! cluster key: whoever hears it could try keys on it. To whom a node belongs is known when it is connected.
 
 use std::fmt;
 use std::str::FromStr;
-
-use net::KeyFingerprint;
 
 /// The longest name of a node: that of a DNS label.
 pub const NODE_NAME_BYTES_MAX: usize = 63;
@@ -12,7 +11,6 @@ pub const NODE_NAME_BYTES_MAX: usize = 63;
 const VALUE_BYTES_MAX: usize = 64;
 
 const VERSION: &str = "v";
-const KEY: &str = "key";
 const NAME: &str = "name";
 
 /// A name for people: 1 to 63 bytes without control characters, and without white space around it.
@@ -23,7 +21,6 @@ pub struct NodeName(String);
 pub struct Announcement {
     /// The version of the protocol between machines (`net::VERSION`).
     pub version: u16,
-    pub fingerprint: KeyFingerprint,
     pub name: NodeName,
 }
 
@@ -37,14 +34,13 @@ pub enum InvalidAnnouncement {
 
 impl Announcement {
     /// The announcement of a machine with this build.
-    pub fn new(fingerprint: KeyFingerprint, name: NodeName) -> Self {
-        Self { version: net::VERSION, fingerprint, name }
+    pub fn new(name: NodeName) -> Self {
+        Self { version: net::VERSION, name }
     }
 
     /// Keys and values of the TXT record.
-    pub fn txt(&self) -> [(&'static str, String); 3] {
-        let name = self.name.as_str().to_owned();
-        [(VERSION, self.version.to_string()), (KEY, self.fingerprint.to_string()), (NAME, name)]
+    pub fn txt(&self) -> [(&'static str, String); 2] {
+        [(VERSION, self.version.to_string()), (NAME, self.name.as_str().to_owned())]
     }
 
     /// Reads the values of a TXT record, which `value` returns by key.
@@ -53,8 +49,7 @@ impl Announcement {
         let version = text(VERSION)?;
         let digits = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
         let version = version.parse().ok().filter(|_| digits).ok_or(InvalidAnnouncement::Field(VERSION))?;
-        let fingerprint = text(KEY)?.parse().map_err(|_| InvalidAnnouncement::Field(KEY))?;
-        Ok(Self { version, fingerprint, name: text(NAME)?.parse()? })
+        Ok(Self { version, name: text(NAME)?.parse()? })
     }
 }
 
@@ -93,13 +88,12 @@ impl fmt::Display for NodeName {
 
 #[cfg(test)]
 mod tests {
-    use net::ClusterKey;
     use proptest::prelude::*;
 
     use super::*;
 
     fn announcement() -> Announcement {
-        Announcement::new(ClusterKey::from_bytes([7; 32]).fingerprint(), "kitchen pi".parse().unwrap())
+        Announcement::new("kitchen pi".parse().unwrap())
     }
 
     fn read(fields: &[(&'static str, Vec<u8>)]) -> Result<Announcement, InvalidAnnouncement> {
@@ -124,15 +118,14 @@ mod tests {
         };
         let long = "a".repeat(NODE_NAME_BYTES_MAX + 1);
         for name in ["", " a", "a\n", "a\u{1b}[31m", &long] {
-            check(2, name.as_bytes(), InvalidAnnouncement::Name);
+            check(1, name.as_bytes(), InvalidAnnouncement::Name);
         }
-        check(2, b"\xff", InvalidAnnouncement::Field("name"));
-        check(2, &[b'a'; 1000], InvalidAnnouncement::Field("name"));
+        check(1, b"\xff", InvalidAnnouncement::Field("name"));
+        check(1, &[b'a'; 1000], InvalidAnnouncement::Field("name"));
         for version in [&b""[..], b"-1", b"+1", b"65536", b"x"] {
             check(0, version, InvalidAnnouncement::Field("v"));
         }
-        check(1, b"0123", InvalidAnnouncement::Field("key"));
-        for missing in 0..3 {
+        for missing in 0..2 {
             let mut fields = written();
             fields.remove(missing);
             assert!(read(&fields).is_err());
@@ -142,7 +135,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_values_are_an_announcement_or_an_error(
-            values in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..80), 3), keep in 0..8usize,
+            values in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..80), 2), keep in 0..4usize,
         ) {
             let mut fields = written();
             for (index, value) in values.into_iter().enumerate() {

@@ -9,7 +9,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use mdns_sd::{Receiver as MdnsReceiver, ResolvedService, ScopedIp, ServiceDaemon, ServiceEvent};
-use net::KeyFingerprint;
 
 use super::announcement::Announcement;
 use super::interfaces::Interfaces;
@@ -41,8 +40,6 @@ impl DiscoveryEvent {
 }
 
 pub struct BrowserSettings {
-    /// Of this machine's key.
-    pub fingerprint: KeyFingerprint,
     pub interfaces: Interfaces,
     pub mdns_port: u16,
     /// Addresses that a person gave. They are found at once and never lost.
@@ -66,7 +63,7 @@ impl Browser {
         let mut loop_ = BrowseLoop {
             daemon: daemon.clone(),
             services,
-            table: NodeTable::new(settings.fingerprint),
+            table: NodeTable::default(),
             loopback: settings.interfaces.uses_loopback(),
             pending: Pending { events: settings.peers.iter().map(given).collect(), told: HashSet::new() },
             sender,

@@ -1,18 +1,18 @@
 //! `NodeTable`: the nodes that are announced now, within limits, and the events that their changes cause. No I/O.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
-
-use net::KeyFingerprint;
 
 use super::announcement::{Announcement, NodeName};
 use super::browser::DiscoveryEvent;
 use net::PeerAddress;
 use plan::NODES_MAX;
 
-/// The most nodes with this machine's key that are known at a time.
-pub const NODES_FOUND_MAX: usize = NODES_MAX;
-/// The most other nodes. They are known only so that people learn why they are not used.
-pub const STRANGERS_FOUND_MAX: usize = 32;
+/// The most nodes that are known at a time, of whatever cluster: which are of this one is known when they are connected. When
+/// another is found, the one that was found longest ago gives way, of those with the address that has announced most.
+pub const NODES_FOUND_MAX: usize = 2 * NODES_MAX;
+/// The most nodes that speak another version. They are known only so that people learn why they are not used.
+pub const OTHER_VERSIONS_FOUND_MAX: usize = 32;
 /// The most addresses of a node.
 pub const ADDRESSES_MAX: usize = 16;
 /// Names in DNS are not longer.
@@ -52,34 +52,25 @@ pub struct DiscoveredNode {
 /// Why a node that is seen is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    #[error("it has another cluster key")]
-    OtherKey,
-    #[error("it speaks protocol version {theirs}, this build speaks {}", net::VERSION)]
+    #[error("it {}", net::other_version(*theirs))]
     OtherVersion { theirs: u16 },
 }
 
 impl Unusable {
-    fn new(announcement: &Announcement, own: KeyFingerprint) -> Option<Self> {
-        match announcement {
-            // Another version may make its fingerprint in another way.
-            Announcement { version, .. } if *version != net::VERSION => Some(Self::OtherVersion { theirs: *version }),
-            Announcement { fingerprint, .. } if *fingerprint != own => Some(Self::OtherKey),
-            _ => None,
-        }
+    fn new(announcement: &Announcement) -> Option<Self> {
+        let theirs = announcement.version;
+        (theirs != net::VERSION).then_some(Self::OtherVersion { theirs })
     }
 }
 
+/// In the order in which they were found.
+#[derive(Default)]
 pub(super) struct NodeTable {
-    fingerprint: KeyFingerprint,
     nodes: Vec<DiscoveredNode>,
 }
 
 impl NodeTable {
-    pub fn new(fingerprint: KeyFingerprint) -> Self {
-        Self { fingerprint, nodes: Vec::new() }
-    }
-
-    /// Enters a node or its new announcement. Appends what changed to `events`. A node beyond the limits is ignored.
+    /// Enters a node or its new announcement. Appends what changed to `events`.
     pub fn found(
         &mut self,
         id: NodeId,
@@ -88,7 +79,7 @@ impl NodeTable {
         events: &mut Vec<DiscoveryEvent>,
     ) {
         let addresses = ordered(addresses);
-        let unusable = Unusable::new(announcement, self.fingerprint);
+        let unusable = Unusable::new(announcement);
         if addresses.is_empty() {
             return self.lost(&id, events);
         }
@@ -102,13 +93,24 @@ impl NodeTable {
             self.lost(&before, events);
         }
         self.nodes.retain(|other| other.id != node.id);
-        let (usable, limit) = match node.unusable {
-            None => (true, NODES_FOUND_MAX),
-            Some(_) => (false, STRANGERS_FOUND_MAX),
-        };
-        if self.nodes.iter().filter(|other| other.unusable.is_none() == usable).count() < limit {
-            self.nodes.push(node.clone());
-            events.push(DiscoveryEvent::Found(node));
+        self.make_room(node.unusable.is_none(), events);
+        self.nodes.push(node.clone());
+        events.push(DiscoveryEvent::Found(node));
+    }
+
+    /// Room for one more node that can be used, or cannot.
+    fn make_room(&mut self, is_usable: bool, events: &mut Vec<DiscoveryEvent>) {
+        let limit = if is_usable { NODES_FOUND_MAX } else { OTHER_VERSIONS_FOUND_MAX };
+        let same = || self.nodes.iter().filter(|node| node.unusable.is_none() == is_usable);
+        if same().count() < limit {
+            return;
+        }
+        let mut counts = HashMap::<&str, usize>::new();
+        same().for_each(|node| *counts.entry(host(node)).or_default() += 1);
+        // The first of those with the highest count is the oldest.
+        let crowded = same().rev().max_by_key(|node| counts[host(node)]).map(|node| node.id.clone());
+        if let Some(id) = crowded {
+            self.lost(&id, events);
         }
     }
 
@@ -118,6 +120,12 @@ impl NodeTable {
             events.push(DiscoveryEvent::Lost(node.id));
         }
     }
+}
+
+/// The host of a node's best address.
+fn host(node: &DiscoveredNode) -> &str {
+    let address = node.addresses[0].as_str();
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// IPv4 first, because an address of one link is always unambiguous there; then IPv6, those of one link last.
@@ -136,16 +144,10 @@ pub(super) fn ordered(addresses: &[SocketAddr]) -> Vec<PeerAddress> {
 
 #[cfg(test)]
 mod tests {
-    use net::ClusterKey;
-
     use super::*;
 
-    fn key(byte: u8) -> KeyFingerprint {
-        ClusterKey::from_bytes([byte; 32]).fingerprint()
-    }
-
-    fn announcement(fingerprint: KeyFingerprint) -> Announcement {
-        Announcement::new(fingerprint, "kitchen".parse().unwrap())
+    fn announcement() -> Announcement {
+        Announcement::new("kitchen".parse().unwrap())
     }
 
     fn id(text: &str) -> NodeId {
@@ -171,8 +173,8 @@ mod tests {
 
     #[test]
     fn a_node_comes_changes_and_goes() {
-        let mut table = NodeTable::new(key(1));
-        let ours = announcement(key(1));
+        let mut table = NodeTable::default();
+        let ours = announcement();
         assert_eq!(events(|e| table.found(id("a"), &ours, &[at(1, 7)], e)), ["+a \"10.0.0.1:7\" None"]);
         assert!(events(|e| table.found(id("a"), &ours, &[at(1, 7)], e)).is_empty());
         assert_eq!(events(|e| table.found(id("a"), &ours, &[at(2, 7)], e)), ["+a \"10.0.0.2:7\" None"]);
@@ -182,37 +184,48 @@ mod tests {
 
     #[test]
     fn a_node_that_was_started_again_replaces_itself() {
-        let mut table = NodeTable::new(key(1));
-        let ours = announcement(key(1));
+        let mut table = NodeTable::default();
+        let ours = announcement();
         events(|e| table.found(id("a"), &ours, &[at(1, 7)], e));
         assert_eq!(events(|e| table.found(id("b"), &ours, &[at(1, 7)], e)), ["-a", "+b \"10.0.0.1:7\" None"]);
     }
 
     #[test]
-    fn another_key_or_version_is_said() {
-        let mut table = NodeTable::new(key(1));
-        let other = announcement(key(2));
-        assert_eq!(events(|e| table.found(id("a"), &other, &[at(1, 7)], e)), ["+a \"10.0.0.1:7\" Some(OtherKey)"]);
-        let newer = Announcement { version: net::VERSION + 1, ..other };
-        let theirs = net::VERSION + 1;
-        let expected = format!("+b \"10.0.0.2:7\" Some(OtherVersion {{ theirs: {theirs} }})");
-        assert_eq!(events(|e| table.found(id("b"), &newer, &[at(2, 7)], e)), [expected]);
+    fn another_version_is_said_with_both_and_which_to_update() {
+        let mut table = NodeTable::default();
+        let check = |table: &mut NodeTable, version: u16, place: &str| {
+            let mut events = Vec::new();
+            table.found(id("a"), &Announcement { version, ..announcement() }, &[at(1, 7)], &mut events);
+            let Some(DiscoveryEvent::Found(node)) = events.pop() else { panic!("{events:?}") };
+            let said = node.unusable.unwrap().to_string();
+            for part in [&format!("version {version} "), &format!("speaks {}", net::VERSION), place] {
+                assert!(said.contains(part), "{said}");
+            }
+        };
+        check(&mut table, net::VERSION - 1, "update consort there");
+        check(&mut table, net::VERSION + 1, "update consort on this machine");
     }
 
     #[test]
-    fn strangers_take_no_place_of_our_nodes() {
-        let mut table = NodeTable::new(key(1));
-        let mut count = |key, first: u8, nodes: usize| {
-            let found = |index: usize| {
-                let (name, address) = (format!("{first}-{index}"), SocketAddr::from(([10, 0, first, index as u8], 7)));
-                events(|e| table.found(id(&name), &announcement(key), &[address], e)).len()
-            };
-            (0..nodes).map(found).sum::<usize>()
-        };
-        assert_eq!(count(key(2), 1, 100), STRANGERS_FOUND_MAX);
-        assert_eq!(count(key(1), 2, 100), NODES_FOUND_MAX);
-        let first = id("1-0");
-        assert_eq!(events(|e| table.lost(&first, e)).len(), 1);
+    fn one_address_displaces_only_its_own_nodes() {
+        let mut table = NodeTable::default();
+        let mut found = |name: &str, address| events(|e| table.found(id(name), &announcement(), &[address], e));
+        let kept: Vec<_> = (0..9).map(|host| found(&format!("kept-{host}"), at(host, 7))).collect();
+        assert!(kept.iter().all(|events| events.len() == 1));
+        let mut lost = Vec::new();
+        for port in 1..1000 {
+            lost.extend(
+                found(&format!("many-{port}"), at(99, port)).into_iter().filter(|event| event.starts_with('-')),
+            );
+        }
+        assert_eq!(lost.len(), 999 + 9 - NODES_FOUND_MAX);
+        assert!(lost.iter().all(|event| event.starts_with("-many")), "{lost:?}");
+        assert_eq!((lost.first().map(String::as_str), table.nodes.len()), (Some("-many-1"), NODES_FOUND_MAX));
+        // Nodes that cannot be used have places of their own.
+        let newer = Announcement { version: net::VERSION + 1, ..announcement() };
+        let mut strangers = Vec::new();
+        (0..100).for_each(|host| table.found(id(&format!("new-{host}")), &newer, &[at(host, 8)], &mut strangers));
+        assert_eq!(table.nodes.len(), NODES_FOUND_MAX + OTHER_VERSIONS_FOUND_MAX);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use net::{MessageError, MessageReceiver, MessageSender, MessageStream, WaitLimit};
+use net::{LastHeard, MessageError, MessageReceiver, MessageSender, MessageStream, WaitLimit};
 use tracing::{info, warn};
 
 use super::NodeShared;
@@ -17,13 +17,17 @@ use super::fault::{self, FaultAction, FaultPoint};
 use super::loaded_stage::{self, LoadProgress, LoadedStage};
 use super::running_chain::RunningChain;
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS};
-use crate::wire::control::{ControlKind, ControlReply, ControlRequest, StageSpec, WireFault, decode, encode};
+use crate::wire::control::{ControlKind, ControlReply, ControlRequest, StageSpec, UNASKED, WireFault, decode, encode};
 use weights::PinnedTensors;
 
 /// How long the stages of a chain wait for each other to connect.
 const LINK_DEADLINE: Duration = Duration::from_secs(10);
 /// How long one connection to another node may take when the way to it is measured.
 const REACH_DEADLINE: Duration = Duration::from_secs(2);
+/// How often a node looks whether it has to describe itself again,
+const DESCRIBE_INTERVAL: Duration = Duration::from_secs(1);
+/// which it has if its memory has changed by more than one part in so many.
+const MEMORY_PARTS: u64 = 8;
 
 /// Serves a coordinator until its connection ends.
 pub(super) fn serve(node: &Arc<NodeShared>, stream: MessageStream, address: SocketAddr) {
@@ -31,11 +35,15 @@ pub(super) fn serve(node: &Arc<NodeShared>, stream: MessageStream, address: Sock
     let is_over = Arc::new(AtomicBool::new(false));
     let (work, requests) = channel();
     let waiting = Arc::<AtomicUsize>::default();
+    let held = Arc::<AtomicU64>::default();
+    let coordinator = receiver.last_heard();
     let session = StageSession {
         node: Arc::clone(node),
         sender: sender.clone(),
         is_over: Arc::clone(&is_over),
         waiting: Arc::clone(&waiting),
+        held: Arc::clone(&held),
+        coordinator,
         stage: None,
         fetched: None,
     };
@@ -44,7 +52,7 @@ pub(super) fn serve(node: &Arc<NodeShared>, stream: MessageStream, address: Sock
     inject(&sender, FaultPoint::Joining);
     let why = thread::scope(|scope| {
         scope.spawn(move || session.run(&requests));
-        let why = receive_all(node, &sender, receiver, &waiting, work);
+        let why = receive_all(node, &sender, receiver, (&waiting, &held), work);
         is_over.store(true, Ordering::Release);
         why
     });
@@ -56,13 +64,28 @@ fn receive_all(
     node: &NodeShared,
     sender: &MessageSender,
     mut receiver: MessageReceiver,
-    waiting: &AtomicUsize,
+    (waiting, held): (&AtomicUsize, &AtomicU64),
     work: Sender<ControlRequest>,
 ) -> String {
     let limit = |kind| Some(ControlKind::parse(kind).ok()?.bytes_max());
-    let mut body = Vec::new();
+    let (mut body, mut described) = (Vec::new(), None);
+    let describe = |id, described: &mut Option<u64>| {
+        let facts = node.facts(held.load(Ordering::Acquire));
+        *described = Some(facts.memory_bytes);
+        reply(sender, &ControlReply::Facts { id, facts })
+    };
     loop {
-        let request = match receiver.receive(None, limit, &mut body) {
+        let request = match receiver.receive(Some(Instant::now() + DESCRIBE_INTERVAL), limit, &mut body) {
+            Err(MessageError::Timeout) => {
+                let memory = node.facts(held.load(Ordering::Acquire)).memory_bytes;
+                let is_other = |before: u64| before.abs_diff(memory) > before.max(memory) / MEMORY_PARTS;
+                if described.is_some_and(is_other)
+                    && let Err(error) = describe(UNASKED, &mut described)
+                {
+                    return error.to_string();
+                }
+                continue;
+            }
             Ok(Some(kind)) if kind == ControlKind::Probe as u8 => continue,
             Ok(Some(_)) => decode::<ControlRequest>(&body),
             Ok(None) => return "it left".to_owned(),
@@ -70,7 +93,7 @@ fn receive_all(
         };
         let answered = match request {
             Ok(ControlRequest::Ping { id }) => reply(sender, &ControlReply::Pong { id }),
-            Ok(ControlRequest::Describe { id }) => reply(sender, &ControlReply::Facts { id, facts: node.facts() }),
+            Ok(ControlRequest::Describe { id }) => describe(id, &mut described),
             Ok(request) => {
                 waiting.fetch_add(usize::from(supersedes(&request)), Ordering::AcqRel);
                 // The other thread ends after this one.
@@ -92,7 +115,7 @@ fn inject(sender: &MessageSender, point: FaultPoint) {
         Some(FaultAction::Garbage) => sender.send(ControlKind::Json as u8, &[&fault::garbage()]),
         // An answer that was not asked for.
         Some(FaultAction::Lie) => {
-            let loaded = ControlReply::Loaded { id: 1, weight_bytes: 1, kv_bytes: u64::MAX };
+            let loaded = ControlReply::Loaded { id: 2, weight_bytes: 1, kv_bytes: u64::MAX };
             reply(sender, &loaded)
         }
         _ => Ok(()),
@@ -122,6 +145,10 @@ struct StageSession {
     is_over: Arc<AtomicBool>,
     /// Requests in the queue for which what is being loaded or fetched is given up.
     waiting: Arc<AtomicUsize>,
+    /// The memory of its stage.
+    held: Arc<AtomicU64>,
+    /// Also when its weights come.
+    coordinator: LastHeard,
     stage: Option<StageInUse>,
     /// Tensors that were fetched for a stage that is to come.
     fetched: Option<Arc<PinnedTensors>>,
@@ -142,11 +169,14 @@ impl StageSession {
                 ControlRequest::Link { id, chain, index, next } => self.link(id, chain, index, next),
                 ControlRequest::Reach { id, address } => self.reach(id, address),
                 ControlRequest::Unload { id } => {
-                    self.take_stage();
+                    drop(self.take_stage());
+                    self.held.store(0, Ordering::Release);
                     ControlReply::Unloaded { id }
                 }
                 ControlRequest::Ping { id } => ControlReply::Pong { id },
-                ControlRequest::Describe { id } => ControlReply::Facts { id, facts: self.node.facts() },
+                ControlRequest::Describe { id } => {
+                    ControlReply::Facts { id, facts: self.node.facts(self.held.load(Ordering::Acquire)) }
+                }
             };
             if let ControlReply::Failed { why, .. } = &replied {
                 warn!("a request of the coordinator failed: {why}");
@@ -160,21 +190,27 @@ impl StageSession {
 
     /// The stage, after its chain has ended.
     fn take_stage(&mut self) -> Option<LoadedStage> {
-        match self.stage.take()? {
+        let stage = match self.stage.take()? {
             StageInUse::Idle(stage) => Some(*stage),
             StageInUse::Running(chain) => chain.stop(),
-        }
+        };
+        self.held.store(stage.as_ref().map_or(0, LoadedStage::memory_bytes), Ordering::Release);
+        stage
     }
 
     fn load(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
         let loaded = self.take_stage().filter(|stage| stage.is(spec));
+        if loaded.is_none() {
+            self.held.store(0, Ordering::Release);
+        }
         let mut report = |progress| self.report(id, progress);
         let stage = match loaded {
             Some(mut stage) => stage.restore(&mut report).map(|()| stage),
-            None => LoadedStage::load(&self.node, spec, &mut report),
+            None => LoadedStage::load(&self.node, spec, &self.coordinator, &mut report),
         };
         match stage {
             Ok(stage) => {
+                self.held.store(stage.memory_bytes(), Ordering::Release);
                 let (weight_bytes, kv_bytes) = (stage.weight_bytes(), stage.kv_bytes());
                 self.fetched = None;
                 self.stage = Some(StageInUse::Idle(Box::new(stage)));
@@ -186,7 +222,7 @@ impl StageSession {
 
     fn fetch(&mut self, id: u64, spec: &StageSpec) -> ControlReply {
         let mut report = |progress| self.report(id, progress);
-        match loaded_stage::fetch(&self.node, spec, &mut report) {
+        match loaded_stage::fetch(&self.node, spec, &self.coordinator, &mut report) {
             Ok(pinned) => {
                 self.fetched = Some(pinned);
                 ControlReply::Fetched { id }

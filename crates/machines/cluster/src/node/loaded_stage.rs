@@ -7,17 +7,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use engine::Executor;
-use kernels::cpu::{CpuOptions, Level};
+use kernels::cpu::{CpuBackend, CpuOptions, Level};
+use kernels::{Backend as _, KvShape};
 use model::{Checkpoint, Footprint, LoadOptions, ModelPart};
 use tracing::info;
 use types::{LayerRange, WorldSize};
 
 use super::NodeShared;
+use super::memory::MemoryShare;
 use super::observer::IncomingWeights;
 use super::stage_executor::{NodeRanks, StageExecutor, StageSource};
 use super::stage_loop::StageShape;
 use crate::purpose::{ConnectionId, WEIGHTS};
 use crate::wire::control::StageSpec;
+use net::LastHeard;
 use weights::{Download, PinnedTensors, TensorId};
 
 /// How long a transfer may go without a byte.
@@ -48,6 +51,7 @@ pub(super) struct LoadedStage {
     /// Of each rank.
     footprints: Vec<Footprint>,
     shape: StageShape,
+    memory: MemoryShare,
     /// Its tensors stay in the store while it is loaded, so that it can be loaded again at once.
     _pinned: Arc<PinnedTensors>,
 }
@@ -57,10 +61,13 @@ impl LoadedStage {
     pub fn load(
         node: &NodeShared,
         spec: &StageSpec,
+        coordinator: &LastHeard,
         report: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self, String> {
-        let pinned = fetch(node, spec, report)?;
         let layers = stage_layers(spec)?;
+        let options = load_options(spec)?;
+        node.memory.check(memory_min(spec, layers, &options)?)?;
+        let pinned = fetch(node, spec, coordinator, report)?;
         let part = ModelPart::stage(layers);
         let label = StageLabel::new(spec, layers);
         let checkpoint = Checkpoint::from_manifest(&spec.manifest, part, |_, tensor| {
@@ -68,7 +75,7 @@ impl LoadedStage {
             pinned.path(&hash).map_err(std::io::Error::other)
         });
         let checkpoint = checkpoint.map_err(|error| error.to_string())?;
-        let (options, cpu, ranks) = (load_options(spec)?, node.cpu(spec)?, node.ranks_of(spec));
+        let (cpu, ranks) = (node.cpu(spec)?, node.ranks_of(spec));
         let source = StageSource {
             manifest: &spec.manifest,
             checkpoint: &checkpoint,
@@ -79,11 +86,13 @@ impl LoadedStage {
         };
         let shape = StageShape { rows_max: options.limits.step.rows, hidden: checkpoint.description().hidden };
         let mut progress = LayerProgress::new(report);
-        let (executor, footprints) = StageExecutor::load(&source, ranks, &mut |layers| progress.update(layers))?;
+        let footprints = source.footprints(ranks.map_or(WorldSize::ONE, |ranks| ranks.world))?;
+        let memory = node.memory.take(footprints.iter().map(Footprint::total).fold(0, u64::saturating_add))?;
+        let executor = StageExecutor::load(&source, &footprints, ranks, &mut |layers| progress.update(layers))?;
         if !progress.is_wanted {
             return Err("it is not wanted any more".to_owned());
         }
-        let stage = Self { label, spec: spec.clone(), executor, footprints, shape, _pinned: pinned };
+        let stage = Self { label, spec: spec.clone(), executor, footprints, shape, memory, _pinned: pinned };
         let (weight_bytes, kv_bytes) = (stage.weight_bytes(), stage.kv_bytes());
         info!(model = stage.label.model, %layers, weight_bytes, kv_bytes, "layers are loaded");
         Ok(stage)
@@ -115,6 +124,11 @@ impl LoadedStage {
 
     pub fn shape(&self) -> StageShape {
         self.shape
+    }
+
+    /// All that it holds.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.bytes()
     }
 
     pub fn weight_bytes(&self) -> u64 {
@@ -174,11 +188,31 @@ fn stage_layers(spec: &StageSpec) -> Result<LayerRange, String> {
     spec.layers().ok_or_else(|| "a stage has at least one layer".to_owned())
 }
 
+/// The least memory of a stage, as far as the manifest tells: its matrices in the format to keep, and its KV cache. What more it
+/// needs is known once its tensors are there.
+fn memory_min(spec: &StageSpec, layers: LayerRange, options: &LoadOptions) -> Result<u64, String> {
+    let needed = spec.manifest.tensors_of(ModelPart::stage(layers)).map_err(|error| error.to_string())?;
+    let tensors = needed.iter().map(|&index| &spec.manifest.tensors()[index]);
+    let kept = tensors.filter(|tensor| tensor.shape.len() >= 2).map(|tensor| {
+        let elements = tensor.shape.iter().fold(1, |product: u64, &side| product.saturating_mul(side as u64));
+        let (block, bytes) =
+            options.keep.map_or((1, 0), |format| (format.block_elements() as u64, format.block_bytes() as u64));
+        // A matrix that is not whole blocks stays as it is.
+        if options.keep.is_some() { tensor.bytes.min(elements / block * bytes) } else { tensor.bytes }
+    });
+    let description = spec.manifest.description();
+    let shape = KvShape { kv_heads: description.kv_heads, head_dim: description.head_dim };
+    let backend = CpuBackend::new(CpuOptions { threads: 1, kv: spec.kv.into(), ..CpuOptions::default() });
+    let layer = backend.map_err(|error| error.to_string())?.kv_bytes(shape, options.limits.kv_pages) as u64;
+    Ok(kept.fold(layer.saturating_mul(layers.count() as u64), u64::saturating_add))
+}
+
 /// Has all tensors of a stage in the store, for as long as the result lives. `report` returns false if nobody wants them any
 /// more.
 pub(super) fn fetch(
     node: &NodeShared,
     spec: &StageSpec,
+    coordinator: &LastHeard,
     report: &mut dyn FnMut(LoadProgress) -> bool,
 ) -> Result<Arc<PinnedTensors>, String> {
     let layers = stage_layers(spec)?;
@@ -190,7 +224,7 @@ pub(super) fn fetch(
     let ids: Option<Vec<_>> = needed.iter().map(id).collect();
     let ids = ids.ok_or("the manifest lacks a hash")?;
     let pinned = Arc::new(node.store.pin(&ids).map_err(|error| error.to_string())?);
-    receive(node, &StageLabel::new(spec, layers), &pinned, report)?;
+    receive(node, &StageLabel::new(spec, layers), &pinned, coordinator, report)?;
     Ok(pinned)
 }
 
@@ -199,6 +233,7 @@ fn receive(
     node: &NodeShared,
     label: &StageLabel,
     pinned: &Arc<PinnedTensors>,
+    coordinator: &LastHeard,
     report: &mut dyn FnMut(LoadProgress) -> bool,
 ) -> Result<(), String> {
     static TRANSFERS: AtomicU64 = AtomicU64::new(1);
@@ -219,6 +254,8 @@ fn receive(
         loop {
             if let Some(connection) = expected.next(Instant::now() + Duration::from_millis(20), &|| false) {
                 let download = &download;
+                let mut connection = connection;
+                connection.stream.receiver.share_last_heard(coordinator.clone());
                 scope.spawn(move || {
                     let slot = connection.slot;
                     // The download goes on over the other connections, or over one that comes later.

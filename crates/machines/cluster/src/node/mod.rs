@@ -6,6 +6,7 @@ mod expected;
 #[cfg(debug_assertions)]
 mod fault;
 mod loaded_stage;
+mod memory;
 mod observer;
 mod running_chain;
 mod stage_executor;
@@ -30,6 +31,7 @@ pub use stage_loop::{StageConnections, StageShape, run};
 
 use crate::purpose::{CHAIN, CONTROL, ConnectionId, RESULTS, WEIGHTS};
 use crate::wire::control::WireFacts;
+use memory::NodeMemory;
 use weights::TensorStore;
 
 /// Connections of each purpose, in all and from one address.
@@ -52,7 +54,7 @@ pub struct NodeOptions {
     pub level: Level,
     /// Rank processes that share each layer; `None`: layers run in this process.
     pub ranks: Option<NodeRanks>,
-    /// Memory that stages may use, of what is free; `None`: all of it.
+    /// Memory that the stages of all coordinators may use, of what is free; `None`: all of it.
     pub memory_max: Option<u64>,
     /// What it says of itself. The free memory is measured whenever a coordinator asks.
     pub facts: WireFacts,
@@ -75,7 +77,7 @@ struct NodeShared {
     threads: usize,
     level: Level,
     ranks: Option<NodeRanks>,
-    memory_max: Option<u64>,
+    memory: NodeMemory,
     facts: WireFacts,
     observer: Box<dyn NodeObserver>,
     expected: ExpectedConnections,
@@ -86,7 +88,8 @@ impl Node {
         let NodeOptions { key, store, silence, threads, level, ranks, memory_max, facts, observer } = options;
         let listener = TcpListener::bind(address)?;
         let expected = ExpectedConnections::default();
-        let shared = NodeShared { key, store, silence, threads, level, ranks, memory_max, facts, observer, expected };
+        let memory = NodeMemory::new(memory_max);
+        let shared = NodeShared { key, store, silence, threads, level, ranks, memory, facts, observer, expected };
         Ok(Self { listener, shared: Arc::new(shared) })
     }
 
@@ -116,9 +119,9 @@ impl Node {
 }
 
 impl NodeShared {
-    fn facts(&self) -> WireFacts {
+    /// What it is, for a coordinator whose stage holds so much memory.
+    fn facts(&self, own: u64) -> WireFacts {
         let free = ranks::memory_available().unwrap_or(self.facts.memory_bytes);
-        let memory_bytes = free.min(self.memory_max.unwrap_or(u64::MAX));
-        WireFacts { memory_bytes, ..self.facts.clone() }
+        WireFacts { memory_bytes: self.memory.offered(free, own), ..self.facts.clone() }
     }
 }

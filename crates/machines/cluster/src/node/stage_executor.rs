@@ -45,20 +45,20 @@ pub(super) enum StageExecutor {
 
 impl StageExecutor {
     /// Loads a stage, on these ranks or in this process. `progress` gets the number of layers loaded so far. Fails before anything
-    /// is allocated if memory does not suffice. Also returns the memory of each rank.
+    /// is allocated if memory does not suffice for these footprints, of each rank.
     pub fn load(
         source: &StageSource<'_>,
+        footprints: &[Footprint],
         ranks: Option<&NodeRanks>,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<(Self, Vec<Footprint>), String> {
-        let footprints = source.footprints(ranks.map_or(WorldSize::ONE, |ranks| ranks.world))?;
-        ranks::check_memory(&footprints).map_err(|error| error.to_string())?;
+    ) -> Result<Self, String> {
+        ranks::check_memory(footprints).map_err(|error| error.to_string())?;
         let loaded = match ranks {
             None => source.load_here(progress)?,
             Some(ranks) => source.start_ranks(ranks, progress)?,
         };
         source.checkpoint.release();
-        Ok((loaded, footprints))
+        Ok(loaded)
     }
 
     pub fn executor(&mut self) -> &mut dyn Executor {
@@ -86,7 +86,8 @@ impl StageExecutor {
 }
 
 impl StageSource<'_> {
-    fn footprints(&self, world: WorldSize) -> Result<Vec<Footprint>, String> {
+    /// The memory of each rank.
+    pub fn footprints(&self, world: WorldSize) -> Result<Vec<Footprint>, String> {
         let backend = CpuBackend::new(CpuOptions { threads: 1, ..self.cpu }).map_err(|error| error.to_string())?;
         let part = ModelPart::stage(self.layers);
         let footprint = |rank: Rank| Footprint::new(&backend, self.checkpoint, self.options, part, rank);

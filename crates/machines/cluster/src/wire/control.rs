@@ -17,6 +17,9 @@ pub const CONTROL_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one probe of a link.
 pub const PROBE_BYTES_MAX: usize = 4 << 20;
 
+/// The id of a reply that nobody asked for.
+pub const UNASKED: u64 = 0;
+
 /// The kind of a message on a control connection, in the byte before its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -47,7 +50,8 @@ impl ControlKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ControlRequest {
-    /// What the node is and has: see [`ControlReply::Facts`].
+    /// What the node is and has: [`ControlReply::Facts`]. From then on it describes itself again, [`UNASKED`], whenever its memory
+    /// has changed.
     Describe { id: u64 },
     /// Answered at once, with [`ControlReply::Pong`]. After probes it says that they have arrived.
     Ping { id: u64 },

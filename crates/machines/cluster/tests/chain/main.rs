@@ -3,8 +3,11 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod coming_back;
+mod lent_memory;
 mod loopback;
 mod loss;
+mod mapped_weights;
 mod nodes;
 mod ranges;
 mod request_kinds;

@@ -56,6 +56,17 @@ impl TestNode {
         memory_max: Option<u64>,
         weight_bytes_per_s: f64,
     ) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), name, key, store, memory_max, weight_bytes_per_s)
+    }
+
+    pub fn start_at(
+        address: SocketAddr,
+        name: &str,
+        key: ClusterKey,
+        store: &Path,
+        memory_max: Option<u64>,
+        weight_bytes_per_s: f64,
+    ) -> Self {
         let limits = StoreLimits { bytes_max: 1 << 30, free_bytes_min: 0 };
         let level = CpuOptions::default().level;
         let facts = WireFacts {
@@ -73,7 +84,7 @@ impl TestNode {
         let observer = Box::new(NoObserver);
         let options =
             NodeOptions { key, store, silence: SILENCE, threads: 1, level, ranks: None, memory_max, facts, observer };
-        let node = Node::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let node = Node::bind(address, options).unwrap();
         let (address, is_over) = (node.address().unwrap(), Arc::<AtomicBool>::default());
         let over = Arc::clone(&is_over);
         let thread = thread::spawn(move || node.serve(|| over.load(Ordering::Relaxed)).unwrap());
@@ -95,7 +106,7 @@ impl Drop for TestNode {
 }
 
 /// A coordinator whose own memory is `memory_free`.
-fn coordinator(
+pub fn coordinator(
     model: &Path,
     key: ClusterKey,
     peers: &[SocketAddr],

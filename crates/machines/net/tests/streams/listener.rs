@@ -100,6 +100,7 @@ fn purposes_share_a_port_and_have_their_own_limits() {
             assert_eq!(refused(connect(address, UNKNOWN)), RejectReason::Purpose);
             assert_eq!(refused(connect(address, COUNT)), RejectReason::Busy, "one for each address");
             let mut second = connect(address, ECHO).unwrap();
+            assert_eq!(ask(&mut second, "here"), "here", "it has its slot");
             assert_eq!(refused(connect(address, ECHO)), RejectReason::Busy);
             drop(echo);
             assert_eq!(ends.recv_timeout(LONG).unwrap(), ECHO);
@@ -126,6 +127,38 @@ fn strangers_are_refused_and_keep_nobody_out() {
             assert_eq!(said, Vec::<u8>::new());
             assert_eq!(ask(&mut connect(address, ECHO).unwrap(), "in"), "in");
             drop(silent);
+        });
+    });
+}
+
+/// What an initiator with the key sends first: a hello and the first message of the handshake.
+fn overheard() -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || connect(address, ECHO).unwrap_err());
+        let mut said = vec![0; 25 + 48];
+        listener.accept().unwrap().0.read_exact(&mut said).unwrap();
+        said
+    })
+}
+
+#[test]
+fn who_repeats_what_it_has_heard_takes_no_slot() {
+    watched(|| {
+        served(|address, _| {
+            let said = overheard();
+            // More than the purpose has slots.
+            let repeated = [(); 4].map(|()| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(&said).unwrap();
+                let mut verdict = [9];
+                stream.read_exact(&mut verdict).unwrap();
+                assert_eq!(verdict, [0], "it waits for the confirmation");
+                stream
+            });
+            assert_eq!(ask(&mut connect(address, ECHO).unwrap(), "in"), "in");
+            drop(repeated);
         });
     });
 }

@@ -1,6 +1,9 @@
 //! Messages: whole and in order, or a typed error; and every wait ends.
 
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -133,6 +136,87 @@ fn a_silent_side_is_reported_and_one_that_has_nothing_to_say_is_not() {
     });
 }
 
+/// Forwards bytes to `target` at this many per second, and answers at once. Its own buffers are small.
+fn slow_line(target: SocketAddr, bytes_per_s: usize) -> SocketAddr {
+    const TICK: Duration = Duration::from_millis(20);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 32 << 10).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut caller, mut called) = (listener.accept().unwrap().0, TcpStream::connect(target).unwrap());
+        let (mut back, mut there) = (called.try_clone().unwrap(), caller.try_clone().unwrap());
+        thread::spawn(move || io::copy(&mut back, &mut there));
+        let mut bytes = vec![0; bytes_per_s * 20 / 1000];
+        while let Ok(count @ 1..) = caller.read(&mut bytes) {
+            if called.write_all(&bytes[..count]).is_err() {
+                return;
+            }
+            // This is what a slow line does.
+            thread::sleep(TICK * count as u32 / bytes.len() as u32);
+        }
+        let _ = called.shutdown(Shutdown::Both);
+    });
+    address
+}
+
+#[test]
+fn a_long_message_on_a_slow_line_holds_up_neither_heartbeats_nor_short_messages() {
+    watched(|| {
+        const LONG_BYTES: usize = 3 << 20;
+        const LONG_KIND: u8 = 200;
+        let (near, far) = secured(SILENCE_MIN, |address| slow_line(address, 600_000));
+        let (near, mut far) = (MessageStream::new(near).unwrap(), MessageStream::new(far).unwrap());
+        let (long, short) = (near.sender.clone(), near.sender.clone());
+        let (body, go) = (bytes(LONG_BYTES, 5), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // In all about 5 times the silence deadline, and more than buffers of the operating system may hold.
+                go.wait();
+                long.send(LONG_KIND, &[&body]).unwrap();
+            });
+            scope.spawn(|| {
+                go.wait();
+                // Each has to wait for a piece at most, or one would have to wait for all of them.
+                (0..8).for_each(|index| short.send(1 + index, &[&[index; 100]]).unwrap());
+            });
+            let mut kinds = Vec::new();
+            while kinds.len() < 9 {
+                let (kind, received) = receive(&mut far).unwrap().unwrap();
+                assert!(kind != LONG_KIND || received == body);
+                kinds.push(kind);
+            }
+            assert_eq!(kinds.last(), Some(&LONG_KIND), "the long one is the last: {kinds:?}");
+        });
+    });
+}
+
+#[test]
+fn a_machine_that_moves_bytes_over_one_connection_is_not_silent_on_another() {
+    watched(|| {
+        let held = |address| proxy(address, TransitFault::None, TransitFault::Hold(RESPONDER_BYTES));
+        let (quiet, far) = secured(SILENCE_MIN, held);
+        let (mut quiet, _far) = (MessageStream::new(quiet).unwrap(), MessageStream::new(far).unwrap());
+        let (mut busy, talker) = streams(LONG);
+        busy.receiver.share_last_heard(quiet.receiver.last_heard());
+        let (over, is_over) = channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                while is_over.try_recv().is_err() {
+                    talker.sender.send(DATA, &[]).unwrap();
+                    receive(&mut busy).unwrap();
+                }
+            });
+            // Nothing but the other connection tells that the machine is there.
+            let deadline = Instant::now() + 2 * SILENCE_MIN;
+            let received = quiet.receiver.receive(Some(deadline), |_| Some(9), &mut Vec::new());
+            assert!(matches!(received, Err(MessageError::Timeout)), "{received:?}");
+            over.send(()).unwrap();
+        });
+        let error = receive(&mut quiet).unwrap_err();
+        assert!(matches!(error, MessageError::Silent(SILENCE_MIN)), "{error}");
+    });
+}
+
 /// A side that writes its records itself.
 struct RawSide(SecureStream);
 
@@ -169,8 +253,9 @@ fn a_message_that_is_not_expected_or_too_long_ends_the_stream() {
     watched(|| {
         let check = |kind: u8, length: usize, is_expected: fn(&MessageError) -> bool| {
             let (mut near, mut far) = streams(LONG);
+            let sender = far.sender.clone();
             // The other side may have closed the connection before all is sent.
-            let _ = far.sender.send(kind, &[&vec![0; length]]);
+            thread::spawn(move || drop(sender.send(kind, &[&vec![0; length]])));
             let limit = |kind| (kind == DATA).then_some(100);
             let error = near.receiver.receive(None, limit, &mut Vec::new()).unwrap_err();
             assert!(is_expected(&error), "{error}");
@@ -230,7 +315,8 @@ fn what_was_altered_or_cut_in_transit_is_an_error() {
             (first.map(|message| message.unwrap().1.len()), second)
         };
         let body = INITIATOR_BYTES + HEADER_RECORD_BYTES;
-        let end = body + 100_000 + 2 * (2 + 16);
+        // Two pieces, each a header and a record.
+        let end = body + 100_000 + 2 * (HEADER_RECORD_BYTES + 2 + 16);
         assert!(matches!(send(TransitFault::Flip(end + HEADER_RECORD_BYTES)), (Ok(100_000), Ok(None))));
         for altered in [INITIATOR_BYTES + 5, body + 2, body + 50_000, end - 1] {
             let (first, _) = send(TransitFault::Flip(altered));

@@ -21,14 +21,37 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 #[test]
-fn a_store_is_for_its_owner_alone() {
+fn a_store_that_is_made_is_for_its_owner_alone_and_one_that_is_there_keeps_its_mode() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("some/store");
     let store = open_store(&path, 1000);
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    open_store(&path, 1000);
-    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+    let chmod = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o755, 0o750, 0o775] {
+        chmod(mode);
+        open_store(&path, 1000);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode);
+    }
+    let refused = |path: &std::path::Path| {
+        TensorStore::open(path, StoreLimits { bytes_max: 1, free_bytes_min: 0 }).unwrap_err().to_string()
+    };
+    chmod(0o777);
+    assert!(refused(&path).contains("everybody may write"));
+    chmod(0o755);
+    // Neither the link nor what it leads to is changed.
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("dead")).unwrap();
+    for link in [link.clone(), folder.path().join("link/"), folder.path().join("dead")] {
+        assert!(refused(&link).contains("symbolic link"), "{}", link.display());
+    }
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o755);
+    assert!(!folder.path().join("nowhere").exists());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+        assert!(refused(&path).contains("another user"));
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    }
     let id = put(&store, b"weights");
     let file = fs::metadata(path.join(Hex(&id.hash).to_string())).unwrap();
     assert_eq!((file.mode() & 0o777, file.len()), (0o400, 7));

@@ -21,6 +21,12 @@ pub(super) enum LinkError {
     Connection(#[from] CakeConnectionError),
     #[error("the worker reported: {0}")]
     Worker(String),
+    /// Its first work failed. A running worker of cake's accepts layers without looking at them.
+    #[error(
+        "the worker does not run its layers ({0}): if it had others before, restart it, because it takes new ones only when it \
+         starts"
+    )]
+    Layers(Box<LinkError>),
     #[error("the worker computes in {0:?}, which is not known here")]
     DType(String),
     #[error("the worker sent {found} rows for {expected}")]
@@ -76,7 +82,7 @@ impl WorkerLink {
     pub fn start(worker: CakeWorkerAddress, hidden: usize) -> Result<Self, LinkError> {
         let (requests, received) = channel();
         let handle = Arc::default();
-        let thread = LinkThread { worker, hidden, handle: Arc::clone(&handle), open: None };
+        let thread = LinkThread { worker, hidden, handle: Arc::clone(&handle), open: None, has_answered: false };
         let builder = thread::Builder::new().name("consort-cake".to_owned()).stack_size(STACK_BYTES);
         builder.spawn(move || thread.run(&received)).map_err(|_| LinkError::Thread)?;
         Ok(Self { requests, handle })
@@ -119,6 +125,8 @@ struct LinkThread {
     hidden: usize,
     handle: Arc<Mutex<Option<ConnectionHandle>>>,
     open: Option<OpenLink>,
+    /// It has run its layers once.
+    has_answered: bool,
 }
 
 struct OpenLink {
@@ -133,7 +141,15 @@ impl LinkThread {
         for request in requests {
             match request {
                 Request::Run { position, rows, reply } => {
-                    let result = self.forward(position, &rows);
+                    let result = self.forward(position, &rows).map_err(|error| match error {
+                        LinkError::Worker(_) | LinkError::Connection(CakeConnectionError::Closed)
+                            if !self.has_answered =>
+                        {
+                            LinkError::Layers(Box::new(error))
+                        }
+                        error => error,
+                    });
+                    self.has_answered |= result.is_ok();
                     if result.is_err() {
                         self.close();
                     }

@@ -344,6 +344,9 @@ fn a_worker_that_has_another_key_or_ends_is_lost() {
     let other_key = CakeWorkerAddress { key: CakeKey::new("another key"), ..worker_at(worker.address, 0, 1) };
     let error = run(&mut executor(&folder, other_key)).unwrap_err();
     assert!(error.is_lost() && error.to_string().contains("another cluster key"), "{error}");
+    // A running worker of cake's takes any assignment, and has the layers that it began with: here, not a fifth one.
+    let error = run(&mut executor(&folder, worker_at(worker.address, 4, 5))).unwrap_err();
+    assert!(error.is_lost() && error.to_string().contains("restart it"), "{error}");
     let mut stage = executor(&folder, worker_at(worker.address, 0, 1));
     run(&mut stage).unwrap();
     assert_eq!(stage.poll_health(Duration::ZERO), Health::Ready);

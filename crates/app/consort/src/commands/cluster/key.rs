@@ -1,15 +1,15 @@
-//! `consort cluster key`: shows the key, for machines where nobody can type a code.
+//! `consort cluster key`: shows the key, for machines where nobody can type a code. Makes one if there is none.
 
 use std::io::{IsTerminal, stdout};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 
 use crate::cluster_key;
 use crate::options::KeyOptions;
 use crate::terminal;
 
-/// Show the key of the cluster
+/// Show the key of the cluster; make one if this machine has none
 ///
 /// Whoever has it can have the cluster's machines run layers. On another machine it goes into a file for --cluster-key-file;
 /// where a person can type, `consort cluster invite` is simpler.
@@ -21,12 +21,7 @@ pub struct KeyArgs {
 
 impl KeyArgs {
     pub fn run(self) -> Result<()> {
-        let Some(text) = self.key.text_if_kept()? else {
-            bail!(
-                "this machine has no key yet: `consort cluster invite` and `consort serve MODEL --cluster` make one, `consort \
-                 join` gets that of another machine"
-            );
-        };
+        let text = self.key.text_or_made(|_| {})?;
         terminal::print_line(text)?;
         if stdout().is_terminal() {
             let file = if self.key.is_given() { None } else { Some(cluster_key::kept_file()?) };

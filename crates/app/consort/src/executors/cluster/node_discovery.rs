@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use cluster::coordinator::NodeFinder;
 use cluster::discovery::{Browser, BrowserSettings, DiscoveredNode, DiscoveryEvent, Interfaces, MDNS_PORT, NodeId};
-use net::{KeyFingerprint, PeerAddress};
+use net::PeerAddress;
 use plan::UnusableNode;
 use tracing::info;
 use types::LogLimit;
@@ -27,15 +27,13 @@ const TICK: Duration = Duration::from_millis(100);
 pub struct NodeDiscovery(Arc<Mutex<Vec<DiscoveredNode>>>);
 
 impl NodeDiscovery {
-    /// Looks for nodes with this key in the background.
+    /// Looks for nodes in the background, of whatever cluster.
     pub fn start(
         &self,
-        fingerprint: KeyFingerprint,
         finder: NodeFinder,
         resolve: impl Fn(&PeerAddress) -> Option<SocketAddr> + Send + 'static,
     ) -> Result<()> {
-        let settings =
-            BrowserSettings { fingerprint, interfaces: Interfaces::default(), mdns_port: MDNS_PORT, peers: Vec::new() };
+        let settings = BrowserSettings { interfaces: Interfaces::default(), mdns_port: MDNS_PORT, peers: Vec::new() };
         let browser = Browser::start(settings).context("look for machines on this network")?;
         let unusable = self.clone();
         let watch = move || {

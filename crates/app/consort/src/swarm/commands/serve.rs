@@ -227,7 +227,7 @@ impl SwarmServeArgs {
         }
         // How much the machines of a cluster have room for is known when they are there.
         if matches!(block, BlockPlacement::Cluster(_)) && self.layers.is_none() {
-            return Err(UsageError::new("--cluster, --peer and --plan need --layers: which layers run on the cluster"));
+            return Err(UsageError::new("--cluster, --node and --plan need --layers: which layers run on the cluster"));
         }
         Ok(())
     }
