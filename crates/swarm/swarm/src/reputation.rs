@@ -24,6 +24,15 @@ const POLICY: BlamePolicy = BlamePolicy {
     avoided_at: EXCLUDED_AT,
     points_max: SCORE_MAX,
 };
+/// How wrong claims of others are held against all claims.
+const CLAIMS: BlamePolicy = BlamePolicy {
+    half_life_ms: HALF_LIFE_MS,
+    last_choice_at: FAILED_CLAIMS_MAX - 0.5,
+    // Points fade between reports.
+    avoided_at: FAILED_CLAIMS_MAX - 0.5,
+    // So it takes a half-life, and perhaps another try, until claims count again.
+    points_max: 2.0 * FAILED_CLAIMS_MAX,
+};
 /// Added to the predicted time of a chain, for each point of a peer's score.
 const SECONDS_PER_POINT: f64 = 0.25;
 /// A lower score is forgotten.
@@ -78,7 +87,7 @@ impl Offence {
 pub struct Reputation {
     scores: HashMap<PeerId, Score>,
     /// Peers that others told of and that were not there.
-    claims: Option<Score>,
+    claims: Blame,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,16 +121,12 @@ impl Reputation {
 
     /// A peer that this process has never reached was not there.
     pub fn report_claim(&mut self, now: UnixTime) {
-        let before = self.claims.map_or(0.0, |claims| claims.at(now).points);
-        // Then it takes a half-life, and perhaps another try, until claims count again.
-        let points = (before + 1.0).min(2.0 * FAILED_CLAIMS_MAX);
-        self.claims = Some(Score { points, misbehaviour: 0.0, at: now });
+        self.claims = CLAIMS.add(self.claims, 1.0, now.0);
     }
 
     /// Whether what others tell of peers has turned out wrong too often of late.
     pub fn doubts_claims(&self, now: UnixTime) -> bool {
-        // Points fade between reports.
-        self.claims.is_some_and(|claims| claims.at(now).points > FAILED_CLAIMS_MAX - 0.5)
+        CLAIMS.verdict(self.claims, now.0) == Verdict::Avoid
     }
 
     /// The number of peers that are remembered.
