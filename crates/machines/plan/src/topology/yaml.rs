@@ -35,7 +35,10 @@ impl YamlNode {
         let mut lines = Vec::new();
         for (index, text) in text.lines().enumerate() {
             let line = Line::new(index + 1, text)?;
-            lines.extend((!line.text.is_empty() && !(line.text == "---" && lines.is_empty())).then_some(line));
+            let is_start = line.text == "---" && lines.is_empty();
+            if !line.text.is_empty() && !is_start {
+                lines.push(line);
+            }
         }
         let mut rest = &lines[..];
         let indent = lines.first().map_or(0, |line| line.indent);
