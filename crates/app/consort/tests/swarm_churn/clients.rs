@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::REPLAY;
 use crate::coverage::Coverage;
 use testing::network::Network;
 use testing::oracle;
@@ -81,7 +82,8 @@ impl Tally {
                 self.tokens += answer_tokens(number);
             }
             Outcome::Failed { code, message } => {
-                let had_chain = coverage.was_complete_since(begun);
+                // The time that requests wait counts from the loss, also for those that come later.
+                let had_chain = coverage.was_complete_since(begun.checked_sub(REPLAY).unwrap_or(begun));
                 eprintln!("request {number} failed after {:?}: {code}: {message}", begun.elapsed());
                 if had_chain || code != NO_CHAIN {
                     self.problems.push(format!("there was a chain, but request {number} failed: {code}: {message}"));

@@ -31,6 +31,8 @@ use testing::oracle;
 use testing::serving::{Server, consort, text};
 
 const SECONDS: u64 = 60;
+/// How long requests wait for a chain.
+const REPLAY: Duration = Duration::from_secs(10);
 /// By how much the memory of a process may have grown: buffers and arenas of the allocator, but nothing that adds up.
 const MEMORY_GROWTH_MIB_MAX: usize = 64;
 /// Connections of a peer to another one, or to the server: TCP and QUIC, made by both sides.
@@ -61,7 +63,8 @@ fn run(network: &Network, time: Duration, seed: u64) -> Vec<String> {
         peers.push(peer);
     }
     let through = bootstrap.join(",");
-    let options = ["--swarm", "--no-lan", "--bootstrap", &through, "--served-model-name", "m", "--replay", "10"];
+    let replay = REPLAY.as_secs().to_string();
+    let options = ["--swarm", "--no-lan", "--bootstrap", &through, "--served-model-name", "m", "--replay", &replay];
     let model = oracle(MODEL);
     let mut server = network.within(0, || {
         let server = Server::listen("true", model.to_str().unwrap(), &options, &[]);
