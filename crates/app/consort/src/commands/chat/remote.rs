@@ -367,7 +367,7 @@ pub fn server_url(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, Write};
-    use std::net::TcpListener;
+    use std::net::{Shutdown, TcpListener};
 
     use super::*;
 
@@ -384,9 +384,11 @@ mod tests {
             }
             // The client may leave before the end.
             let _ = reader.get_mut().write_all(reply.as_bytes());
-            if stalls {
-                let _ = reader.read_until(0, &mut Vec::new());
+            if !stalls {
+                let _ = reader.get_ref().shutdown(Shutdown::Write);
             }
+            // To close the connection before all of the request was read would discard what was sent.
+            let _ = io::copy(&mut reader, &mut io::sink());
         });
         ServerAddress { silence_max: Duration::from_millis(200), ..ServerAddress::new(&url, None) }
     }
