@@ -307,9 +307,10 @@ fn in_background(more: Value) -> Value {
 
 #[tokio::test]
 async fn a_response_in_the_background_is_polled_and_its_events_are_read_again() {
-    let client = Client::new();
+    let (client, switch) = held();
     let first = client.post(RESPONSES, in_background(json!({}))).await;
     assert_eq!((&first["background"], &first["status"]), (&json!(true), &json!("in_progress")));
+    switch.release();
     let path = format!("{RESPONSES}/{}", first["id"].as_str().unwrap());
     wait_until("the response has ended", async || client.get(&path).await.json()["status"] != "in_progress").await;
     let last = client.get(&path).await.json();
