@@ -22,6 +22,8 @@ struct State {
     steps_left: Option<usize>,
     /// Steps that run before one waits until it is released.
     held_after: Option<usize>,
+    /// Steps with fewer sequences are not counted.
+    held_sequences: usize,
     losses: u64,
 }
 
@@ -37,7 +39,13 @@ impl Switch {
 
     /// The step after the next `steps` steps waits for [`Self::release`].
     pub fn hold_after(&self, steps: usize) {
-        self.lock().held_after = Some(steps);
+        self.hold_after_with(steps, 0);
+    }
+
+    /// The same, counting only steps with so many sequences: those that still come would not be accepted while a step waits.
+    pub fn hold_after_with(&self, steps: usize, sequences: usize) {
+        let mut state = self.lock();
+        (state.held_after, state.held_sequences) = (Some(steps), sequences);
     }
 
     pub fn release(&self) {
@@ -110,7 +118,9 @@ impl Executor for Fragile {
     fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let (_, changed) = &*self.switch.0;
         let mut state = changed.wait_while(self.switch.lock(), |state| state.held_after == Some(0)).unwrap();
-        state.held_after = state.held_after.map(|steps| steps - 1);
+        if plan.entries().len() >= state.held_sequences {
+            state.held_after = state.held_after.map(|steps| steps - 1);
+        }
         match state.steps_left {
             Some(0) => {
                 state.steps_left = None;

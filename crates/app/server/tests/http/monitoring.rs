@@ -62,7 +62,7 @@ async fn hanging_up_frees_the_pages() {
     let served = Arc::new(served_model::fresh_on(Default::default(), |local| Fragile::new(local, &switch)));
     let client = Client::of(&served_model::ready(served_model::config(), Arc::clone(&served)));
     // The answers do not end before the client hangs up.
-    switch.hold_after(5);
+    switch.hold_after_with(5, 4);
     let body = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 800, "stream": true, "ignore_eos": true});
     let response = client.send(Method::POST, "/v1/completions", body.to_string()).await;
     assert_eq!(response.status(), StatusCode::OK);
