@@ -33,7 +33,7 @@ export class Store {
   }
 
   async put(conversation) {
-    if (this.#database) await this.#run('readwrite', (table) => table.put(conversation));
+    if (this.#database) await this.#run('readwrite', (table, transaction) => atOnce(transaction, table.put(conversation)));
     else this.#unsaved.set(conversation.id, conversation);
     this.#tabs.postMessage(conversation.id);
   }
@@ -50,9 +50,9 @@ export class Store {
     };
     if (!this.#database) apply(this.#unsaved.get(id));
     else {
-      await this.#run('readwrite', (table) => {
+      await this.#run('readwrite', (table, transaction) => {
         const request = table.get(id);
-        request.onsuccess = () => apply(request.result) && table.put(request.result);
+        request.onsuccess = () => apply(request.result) && atOnce(transaction, table.put(request.result));
         return request;
       });
     }
@@ -60,7 +60,7 @@ export class Store {
   }
 
   async remove(id) {
-    if (this.#database) await this.#run('readwrite', (table) => table.delete(id));
+    if (this.#database) await this.#run('readwrite', (table, transaction) => atOnce(transaction, table.delete(id)));
     else this.#unsaved.delete(id);
     this.#tabs.postMessage(id);
   }
@@ -73,11 +73,17 @@ export class Store {
   #run(mode, act) {
     return new Promise((resolve, reject) => {
       const transaction = this.#database.transaction(TABLE, mode);
-      const request = act(transaction.objectStore(TABLE));
+      const request = act(transaction.objectStore(TABLE), transaction);
       transaction.oncomplete = () => resolve(request.result);
       transaction.onabort = transaction.onerror = () => reject(transaction.error);
     });
   }
+}
+
+/** Has a transaction end with `request`, its last one, also if the page is left before the browser has answered. */
+function atOnce(transaction, request) {
+  transaction.commit();
+  return request;
 }
 
 function openDatabase() {

@@ -39,6 +39,14 @@ enum Step {
     Relays,
 }
 
+impl Dial {
+    fn failed(&mut self, reason: String) {
+        if !self.failures.contains(&reason) {
+            self.failures.push(reason);
+        }
+    }
+}
+
 impl Dials {
     /// Forgets streams that nobody waits for any more.
     pub fn forget_cancelled(&mut self) {
@@ -83,12 +91,15 @@ impl Node {
 
     pub(super) fn on_dial_failed(&mut self, peer: &PeerId, attempt: ConnectionId, error: &DialError) {
         let Some(dial) = self.dials.peers.get_mut(peer) else { return };
-        // Before and while a look-up runs, attempts of others do not count.
-        if matches!(dial.step, Step::Joining(_) | Step::LookUp) || dial.attempt.is_some_and(|own| own != attempt) {
-            return;
+        let is_anothers = dial.attempt.is_some_and(|own| own != attempt);
+        // A look-up asks the peer itself, if it can: this may say why it does not find it.
+        if !is_anothers {
+            dial.failed(reason(error));
         }
-        dial.failures.push(reason(error));
-        self.go_on(*peer);
+        // Before and while a look-up runs, attempts of others do not count.
+        if !is_anothers && !matches!(dial.step, Step::Joining(_) | Step::LookUp) {
+            self.go_on(*peer);
+        }
     }
 
     /// A look-up of peers near another one has ended, perhaps one for a peer that is to be dialled.
@@ -107,7 +118,7 @@ impl Node {
                     self.dial(peer, known);
                 }
                 None => {
-                    dial.failures.push("a look-up does not find it".to_owned());
+                    dial.failed("a look-up does not find it".to_owned());
                     self.go_on(peer);
                 }
             }
@@ -128,7 +139,7 @@ impl Node {
             // Somebody else dials it, or its connection was made just now: an event will say how that ended.
             Err(DialError::DialPeerConditionFalse(_)) => dial.attempt = None,
             Err(error) => {
-                dial.failures.push(reason(&error));
+                dial.failed(reason(&error));
                 self.go_on(peer);
             }
         }

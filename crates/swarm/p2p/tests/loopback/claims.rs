@@ -27,14 +27,14 @@ struct Canary(TcpListener);
 
 impl Canary {
     fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.4:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         Self(listener)
     }
 
     /// What a liar claims as its addresses.
     fn claims(&self) -> Vec<Multiaddr> {
-        let own = format!("/ip4/127.0.0.1/tcp/{}", self.0.local_addr().unwrap().port());
+        let own = format!("/ip4/127.0.0.4/tcp/{}", self.0.local_addr().unwrap().port());
         [&*own].iter().chain(&PRIVATE).map(|text| text.parse().unwrap()).collect()
     }
 

@@ -1,70 +1,26 @@
 //! Sessions on different peers do not wait for each other.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
-use engine::{
-    Capacity, Executor, ExecutorError, OpenedSession, Phase, Prefix, RequestedOutput, SamplingParams, Stage,
-    StepOutput, StepPlan,
-};
+use engine::{Executor, ExecutorError, Phase, Prefix, RequestedOutput, SamplingParams, StepOutput, StepPlan};
 use kernels::cpu::CpuBackend;
 use peers::block::BlockLimits;
 use peers::client::ClientOptions;
-use types::{SessionId, TokenId};
+use types::TokenId;
 
+use crate::gated::{Gate, GatedStage};
 use crate::models::{Model, peer, range};
 use crate::network::Network;
 
-/// Open or not.
-type Gate = Arc<(Mutex<bool>, Condvar)>;
-
-fn open(gate: &Gate) {
-    *gate.0.lock().unwrap() = true;
-    gate.1.notify_all();
-}
-
-/// A stage whose steps end when a gate is open.
-struct GatedStage {
-    stage: Stage<CpuBackend>,
-    gate: Gate,
-}
-
-impl Executor for GatedStage {
-    fn depth(&self) -> usize {
-        self.stage.depth()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.stage.capacity()
-    }
-
-    fn open(&mut self, tokens_max: usize, prefix: Prefix<'_>) -> Result<OpenedSession, ExecutorError> {
-        self.stage.open(tokens_max, prefix)
-    }
-
-    fn truncate(&mut self, session: SessionId, tokens: usize) -> Result<usize, ExecutorError> {
-        self.stage.truncate(session, tokens)
-    }
-
-    fn close(&mut self, session: SessionId) {
-        self.stage.close(session);
-    }
-
-    fn submit(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.stage.submit(plan)
-    }
-
-    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        drop(self.gate.1.wait_while(self.gate.0.lock().unwrap(), |is_open| !*is_open).unwrap());
-        self.stage.collect(output)
-    }
-}
+/// More steps than the test has.
+const ALL: usize = 1000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_does_not_wait_for_another_one_on_other_peers() {
     let (model, network) = (Model::qwen3(), Network::new(false));
     let all = range(0, 4);
     let limits = BlockLimits { sessions_per_client_max: 1, ..BlockLimits::default() };
-    let gates = [Gate::default(), Gate::default()];
+    let gates = [Arc::new(Gate::default()), Arc::new(Gate::default())];
     // The first session is at the fast peer, which has no room for the second one.
     for (number, gate, seconds) in [(1, &gates[0], 1e-5), (2, &gates[1], 1e-3)] {
         let stage = GatedStage { stage: model.stage(all), gate: Arc::clone(gate) };
@@ -87,11 +43,11 @@ async fn a_session_does_not_wait_for_another_one_on_other_peers() {
             executor.submit(&plan).unwrap();
         };
         sessions.into_iter().for_each(|session| submit(&mut executor, session));
-        open(&gates[1]);
+        gates[1].allow(ALL);
         let mut output = StepOutput::new();
         executor.collect(&mut output).unwrap();
         assert_eq!((output.samples[0].session, output.overtaken), (sessions[1], 1));
-        open(&gates[0]);
+        gates[0].allow(ALL);
         executor.collect(&mut output).unwrap();
         assert_eq!((output.samples[0].session, output.overtaken), (sessions[0], 0));
         assert!(matches!(executor.collect(&mut output), Err(ExecutorError::NoStepInFlight)));
