@@ -35,8 +35,8 @@ const WHITE_SPACE_MAX: usize = 16;
 
 /// The stack that [`GrammarCompiler::compile_here`] needs. Only what is used of it takes memory.
 pub const COMPILER_STACK_BYTES: usize = 256 << 20;
-/// The limits below are meant to end a compilation much earlier, whatever the grammar.
-const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a compilation may take. The limits below are meant to end it much earlier, whatever the grammar.
+pub const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The cost limits of compiling and of one mask, in llguidance's units. A mask is computed between two steps of the engine.
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 4_000,
@@ -100,6 +100,8 @@ pub enum GrammarError {
     TooManyCombinations,
     #[error("grammar takes too much time and memory to compile: simplify its patterns, ranges and repetitions")]
     TooExpensive,
+    #[error("grammar takes too long to compile: simplify its patterns, ranges and repetitions")]
+    OutOfTime,
     #[error("nobody waits for the grammar any more")]
     Cancelled,
     #[error("a JSON schema is an object")]
@@ -138,15 +140,21 @@ impl GrammarCompiler {
         let never = AtomicBool::new(false);
         thread::scope(|scope| {
             let compiler = thread::Builder::new().name("grammar".to_owned()).stack_size(COMPILER_STACK_BYTES);
-            let compile = || self.compile_here(grammar, &never);
+            let compile = || self.compile_here(grammar, &never, COMPILE_TIME_MAX);
             let compiled = compiler.spawn_scoped(scope, compile).map_err(GrammarError::Compiler)?;
             compiled.join().unwrap_or_else(|_| Err(failed()))
         })
     }
 
-    /// The same on this thread, which must have a stack of [`COMPILER_STACK_BYTES`]. Ends soon after `cancelled` is set.
-    pub fn compile_here(&self, grammar: &Grammar, cancelled: &AtomicBool) -> Result<Matcher, GrammarError> {
-        let effort = Effort { cancelled, ends: Instant::now() + COMPILE_TIME_MAX };
+    /// The same on this thread, which must have a stack of [`COMPILER_STACK_BYTES`]. Ends soon after `cancelled` is set, or
+    /// after this time.
+    pub fn compile_here(
+        &self,
+        grammar: &Grammar,
+        cancelled: &AtomicBool,
+        time_max: Duration,
+    ) -> Result<Matcher, GrammarError> {
+        let effort = Effort { cancelled, ends: Instant::now() + time_max };
         // The compiler has assertions that some grammars violate.
         catch_unwind(AssertUnwindSafe(|| self.compile_within(grammar, &effort))).unwrap_or_else(|_| Err(failed()))
     }
@@ -184,7 +192,7 @@ impl Effort<'_> {
     fn check(&self) -> Result<(), GrammarError> {
         match self.cancelled.load(Ordering::Relaxed) {
             true => Err(GrammarError::Cancelled),
-            false if Instant::now() > self.ends => Err(GrammarError::TooExpensive),
+            false if Instant::now() > self.ends => Err(GrammarError::OutOfTime),
             false => Ok(()),
         }
     }

@@ -29,9 +29,9 @@ pub use detokenizer::Detokenizer;
 pub use generation::{GenerationDefaults, SamplingDefaults};
 pub use gguf::GgufVocab;
 pub use grammar::{
-    COMPILER_STACK_BYTES, GRAMMAR_BYTES_MAX, GRAMMAR_CLASSES_MAX, GRAMMAR_LINES_MAX, Grammar, GrammarCompiler,
-    GrammarError, MULTIPLE_MAX, MatchError, Matcher, ReasoningTags, SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX,
-    SCHEMA_PATTERN_WORK_MAX, SCHEMA_PATTERNS_MAX,
+    COMPILE_TIME_MAX, COMPILER_STACK_BYTES, GRAMMAR_BYTES_MAX, GRAMMAR_CLASSES_MAX, GRAMMAR_LINES_MAX, Grammar,
+    GrammarCompiler, GrammarError, MULTIPLE_MAX, MatchError, Matcher, ReasoningTags, SCHEMA_DEPTH_MAX,
+    SCHEMA_PARTS_MAX, SCHEMA_PATTERN_WORK_MAX, SCHEMA_PATTERNS_MAX,
 };
 pub use message::{Content, Message};
 pub use reply::{

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::{EventKind, FinishReason, Sampled};
-use text::{COMPILER_STACK_BYTES, Delta};
+use text::Delta;
 use tokio::sync::mpsc::{Receiver, channel};
 use tracing::{Span, info};
 use types::TokenId;
@@ -150,8 +150,10 @@ impl Generation {
             None => prepared.unwrap_or_default(),
             Some(RequestGrammar { grammar, param }) => {
                 let (param, grammar, compiler) = (*param, grammar.clone(), model.clone());
-                let compile = move |cancelled: &AtomicBool| compiler.grammars.compile_here(&grammar, cancelled);
-                let compiled = app.compiler_threads().run(COMPILER_STACK_BYTES, compile).await?;
+                let compile = move |cancelled: &AtomicBool, time_max: Duration| {
+                    compiler.grammars.compile_here(&grammar, cancelled, time_max)
+                };
+                let compiled = app.compiler_threads().run(compile).await?;
                 let matcher = compiled.map_err(|error| ApiError::invalid(param, error_chain(&error)))?;
                 let model = model.clone();
                 let finish = move || {

@@ -130,11 +130,12 @@ fn hostile_schemas_are_refused_and_the_requests_beside_them_answered() {
             hostile.into_iter().map(|json| ask(json!({"structured_outputs": {"json": json}}))).collect();
         let schema = json!({"structured_outputs": {"regex": "[ab]{2}"}});
         let ordinary: Vec<_> = (0..10).map(|n| ask(if n % 2 == 0 { json!({}) } else { schema.clone() })).collect();
-        for (kind, status, requests) in [("ordinary", 200, ordinary), ("hostile", 400, hostile)] {
+        // The last of many that take long may not get a thread in time.
+        for (kind, statuses, requests) in [("ordinary", &[200][..], ordinary), ("hostile", &[400, 503], hostile)] {
             let mut times = Vec::new();
             for answer in join_all(requests).await {
                 let (got, text, time) = answer.unwrap();
-                assert_eq!(got, status, "{text}");
+                assert!(statuses.contains(&got), "{got}: {text}");
                 times.push(time);
             }
             println!("{kind}: the slowest of {} took {:?}", times.len(), times.iter().max().unwrap());

@@ -393,16 +393,17 @@ fn patterns_are_not_multiplied_with_alternatives_without_end() {
 }
 
 #[test]
-fn compiling_ends_when_nobody_waits() {
+fn compiling_ends_when_nobody_waits_or_its_time_is_over() {
     let case = Case::new("qwen2");
-    let compile = |cancelled: bool| {
+    let compile = |cancelled: bool, time_max: Duration| {
         let cancelled = AtomicBool::new(cancelled);
         let compiler = thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
         thread::scope(|scope| {
-            let compiled = compiler.spawn_scoped(scope, || case.grammars.compile_here(&schema(), &cancelled).map(drop));
-            compiled.unwrap().join().unwrap()
+            let compile = || case.grammars.compile_here(&schema(), &cancelled, time_max).map(drop);
+            compiler.spawn_scoped(scope, compile).unwrap().join().unwrap()
         })
     };
-    assert!(compile(false).is_ok());
-    assert!(matches!(compile(true), Err(GrammarError::Cancelled)));
+    assert!(compile(false, COMPILE_TIME_MAX).is_ok());
+    assert!(matches!(compile(true, COMPILE_TIME_MAX), Err(GrammarError::Cancelled)));
+    assert!(matches!(compile(false, Duration::ZERO), Err(GrammarError::OutOfTime)));
 }
