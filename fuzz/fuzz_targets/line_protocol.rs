@@ -5,7 +5,7 @@ use std::io::BufReader;
 
 use engine::{StepOutput, StepPlan};
 use libfuzzer_sys::fuzz_target;
-use ranks::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, decode, encode};
+use ranks::protocol::{LineMessage, Lines, RankReply, RankRequest, ReadError, encode};
 
 /// The longest line: short, so that some lines of the inputs are longer.
 const LINE_BYTES_MAX: usize = 1000;
@@ -29,20 +29,27 @@ fuzz_target!(
     }
 );
 
-/// Reads all lines, and compares each result with that of the line on its own.
+/// Reads all lines, each with what is attached to it, and checks that none is passed over.
 fn read_all<M: LineMessage>(input: &[u8], mut each: impl FnMut(M)) {
     // A reader that returns a few bytes at a time reveals what depends on the end of its buffer.
     let mut lines = Lines::with_limit(BufReader::with_capacity(7, input), LINE_BYTES_MAX);
-    for line in input.split(|&byte| byte == b'\n') {
+    let mut rest = input;
+    while !rest.is_empty() {
+        let end = rest.iter().position(|&byte| byte == b'\n');
+        let (line, after) = end.map_or((rest, &[][..]), |end| (&rest[..end], &rest[end + 1..]));
+        rest = after;
         if line.len() > LINE_BYTES_MAX {
             let read = lines.read::<M>();
             assert!(matches!(read, Some(Err(ReadError::TooLong { max: LINE_BYTES_MAX }))), "a line that is too long");
         } else if !line.trim_ascii().is_empty() {
             match lines.read::<M>() {
                 Some(Ok(message)) => {
+                    rest = &rest[message.attached().map_or(0, |attached| attached.bytes().len())..];
                     reads_back(&message);
                     each(message);
                 }
+                // The input ended before all that the line announced.
+                Some(Err(ReadError::Io(_))) => break,
                 Some(Err(error)) => {
                     let reply = error.reply().expect("memory can be read");
                     reads_back(&reply);
@@ -58,7 +65,7 @@ fn read_all<M: LineMessage>(input: &[u8], mut each: impl FnMut(M)) {
 fn reads_back<M: LineMessage>(message: &M) {
     let mut line = Vec::new();
     encode(message, &mut line).expect("what was read from a line fits into one");
-    let again: M = decode(line.trim_ascii_end()).expect("what was written is read");
+    let again: M = Lines::new(&line[..]).read().expect("a line was written").expect("what was written is read");
     let mut second = Vec::new();
     encode(&again, &mut second).expect("it did before");
     assert_eq!(line, second, "{}", line.escape_ascii());

@@ -1,12 +1,13 @@
 //! The line protocol between a supervisor and its ranks: types and their encoding, without I/O of its own.
 //!
-//! A message is one JSON object on one line, named by its `op`; each request gets exactly one reply. The ops of the
-//! neuron protocol are kept unchanged, so that a foreign leader can drive consort's ranks. Consort's own ops carry an
+//! A message is one JSON object on one line, named by its `op`; each request gets exactly one reply. Activations follow the
+//! line as bytes. The ops of the neuron protocol are kept unchanged, so that a foreign leader can drive consort's ranks. Consort's own ops carry an
 //! `id` that the reply echoes, so that a late reply is recognised and dropped.
 //!
 //! All input is bounded: a line by [`LINE_BYTES_MAX`], its contents by [`limits`]. A line is parsed directly into its
 //! message, and long lists end at their limit, so a line costs at most a small multiple of its length in memory.
 
+mod attached;
 mod bounded;
 mod error;
 pub mod join;
@@ -20,6 +21,7 @@ pub mod plan;
 pub mod session;
 pub mod shard;
 
+pub use attached::{ATTACHED_BYTES_MAX, Attached};
 pub use bounded::BoundedVec;
 pub use error::{ErrorKind, MESSAGE_BYTES_MAX, clean};
 pub use lines::{LINE_BYTES_MAX, Lines, OP_BYTES_MAX, ReadError, WriteError, Writer, decode, decode_reusing, encode};
@@ -28,7 +30,7 @@ pub use number::Number;
 pub use packed::Packed;
 
 /// Increased with every change that an older build would misread.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloMismatch {

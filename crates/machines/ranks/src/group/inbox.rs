@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read};
 
-use crate::protocol::{LINE_BYTES_MAX, RankReply, ReadError, decode_reusing};
+use crate::protocol::{LINE_BYTES_MAX, LineMessage as _, RankReply, ReadError, decode_reusing};
 
 /// Bytes per read: enough for an ordinary reply; after a full read, more.
 const PIECE_BYTES: usize = 1 << 12;
@@ -18,6 +18,8 @@ pub(super) struct Inbox {
     used: usize,
     /// Bytes at the start of `bytes` that hold no further line end.
     searched: usize,
+    /// A reply whose attached bytes have not all arrived.
+    partial: Option<RankReply>,
 }
 
 impl Inbox {
@@ -45,8 +47,11 @@ impl Inbox {
         }
     }
 
-    /// Decodes the next complete line. A `spare` reply of the same op is taken, and its memory is reused.
+    /// The next reply that has arrived. A `spare` reply of the same op is taken, and its memory is reused.
     pub fn next(&mut self, spare: &mut Option<RankReply>) -> Option<Result<RankReply, ReadError>> {
+        if let Some(reply) = self.partial.take() {
+            return self.complete(reply).map(Ok);
+        }
         loop {
             let from = self.searched.max(self.used);
             let Some(end) = self.bytes[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at) else {
@@ -57,15 +62,35 @@ impl Inbox {
             let line = &self.bytes[self.used..end];
             (self.used, self.searched) = (end + 1, end + 1);
             if !line.trim_ascii().is_empty() {
-                return Some(decode_reusing(line, spare));
+                return match decode_reusing(line, spare) {
+                    Ok(reply) => self.complete(reply).map(Ok),
+                    Err(error) => Some(Err(error)),
+                };
             }
         }
+    }
+
+    /// The reply with what is attached to it, or nothing until that has arrived.
+    fn complete(&mut self, mut reply: RankReply) -> Option<RankReply> {
+        if let Some(attached) = reply.attached_mut() {
+            let mut arrived = &self.bytes[self.used..];
+            let missing = attached.missing();
+            if arrived.len() < missing || attached.read(&mut arrived).is_err() {
+                self.partial = Some(reply);
+                return None;
+            }
+            self.used += missing;
+            self.searched = self.used;
+        }
+        Some(reply)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::output::WireOutput;
+    use crate::protocol::{Attached, encode};
 
     /// A stream that returns its pieces one by one, with `WouldBlock` after each.
     struct Pieces(Vec<Vec<u8>>);
@@ -98,6 +123,23 @@ mod tests {
                 replies.extend(std::iter::from_fn(|| inbox.next(&mut None)).map(Result::unwrap));
             }
             assert_eq!(replies, [RankReply::InitOk, RankReply::Bye], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn attached_bytes_are_whole_however_they_come() {
+        let values: Vec<f32> = (0..40).map(|n| n as f32 * 0.1).collect();
+        let output = WireOutput { states: Attached::of_f32(&values), ..WireOutput::default() };
+        let replies = [RankReply::StepOk { id: 7, output }, RankReply::Bye];
+        let mut sent = Vec::new();
+        replies.iter().for_each(|reply| encode(reply, &mut sent).unwrap());
+        for size in 1..sent.len() {
+            let mut pieces = Pieces(sent.chunks(size).map(<[u8]>::to_vec).collect());
+            let (mut inbox, mut received) = (Inbox::default(), Vec::new());
+            while inbox.fill(&mut pieces).unwrap() {
+                received.extend(std::iter::from_fn(|| inbox.next(&mut None)).map(Result::unwrap));
+            }
+            assert_eq!(received, replies, "pieces of {size}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `Lines` and `Writer`: read and write messages on byte streams, one per line.
+//! `Lines` and `Writer`: read and write messages on byte streams, one per line, and after it what is attached to it.
 //!
 //! After a malformed line, the next line is read normally.
 
@@ -7,6 +7,7 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::Deserialize;
 
+use super::attached::Attached;
 use super::error::{ErrorKind, clean};
 use super::message::{LineMessage, RankReply};
 
@@ -60,6 +61,8 @@ pub struct Lines<R> {
     reader: R,
     line: Vec<u8>,
     bytes_max: usize,
+    /// Bytes after the line.
+    attached: usize,
 }
 
 impl<R: BufRead> Lines<R> {
@@ -69,7 +72,7 @@ impl<R: BufRead> Lines<R> {
 
     /// For lines of at most `bytes_max` bytes.
     pub fn with_limit(reader: R, bytes_max: usize) -> Self {
-        Self { reader, line: Vec::new(), bytes_max }
+        Self { reader, line: Vec::new(), bytes_max, attached: 0 }
     }
 
     /// The next message; `None` at the end of the input. Blank lines are skipped. A last line without an end counts.
@@ -84,19 +87,31 @@ impl<R: BufRead> Lines<R> {
             match self.read_line() {
                 Ok(false) => return None,
                 Ok(true) if self.line.trim_ascii().is_empty() => {}
-                Ok(true) => return Some(decode_reusing(&self.line, &mut spare())),
+                Ok(true) => {
+                    let message = decode_reusing(&self.line, &mut spare());
+                    return Some(message.and_then(|message| self.read_attached(message)));
+                }
                 Err(error) => return Some(Err(error)),
             }
         }
     }
 
-    /// Bytes of the line that was read last; 0 if it was too long.
+    fn read_attached<M: LineMessage>(&mut self, mut message: M) -> Result<M, ReadError> {
+        if let Some(attached) = message.attached_mut() {
+            self.attached = attached.missing();
+            attached.read(&mut self.reader)?;
+        }
+        Ok(message)
+    }
+
+    /// Bytes of the line that was read last, with what was attached to it; 0 if it was too long.
     pub fn bytes(&self) -> usize {
-        self.line.len()
+        self.line.len() + self.attached
     }
 
     /// Reads a line into `line`. False at the end of the input.
     fn read_line(&mut self) -> Result<bool, ReadError> {
+        self.attached = 0;
         self.line.clear();
         self.line.shrink_to(LINE_BYTES_KEPT);
         let limit = self.bytes_max as u64 + 1;
@@ -143,16 +158,18 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Appends a message to `line`, with its end. A message to several ranks is encoded once.
+/// Appends a message to `line`, with its end and what is attached to it. A message to several ranks is encoded once.
 pub fn encode<M: LineMessage>(message: &M, line: &mut Vec<u8>) -> Result<(), WriteError> {
     let start = line.len();
     serde_json::to_writer(&mut *line, message).expect("a message has no keys but names, and memory takes all bytes");
-    let bytes = line.len() - start;
+    let attached = message.attached().map_or(&[][..], Attached::bytes);
+    let bytes = (line.len() - start).max(attached.len());
     if bytes > LINE_BYTES_MAX {
         line.truncate(start);
         return Err(WriteError::TooLong { bytes });
     }
     line.push(b'\n');
+    line.extend_from_slice(attached);
     Ok(())
 }
 
@@ -167,7 +184,7 @@ struct Id {
     id: u64,
 }
 
-/// A message from a line, without its end.
+/// A message from a line, without its end and what is attached to it.
 pub fn decode<M: LineMessage>(line: &[u8]) -> Result<M, ReadError> {
     decode_reusing(line, &mut None)
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use super::attached::Attached;
 use super::bounded::BoundedVec;
 use super::error::{ErrorKind, clean};
 use super::join::{Activations, JoinTimeouts, Secret};
@@ -20,6 +21,10 @@ pub trait LineMessage: Serialize + Sized {
 
     /// The id of consort's own ops, and of an `error` in reply to one of them.
     fn id(&self) -> Option<u64>;
+
+    /// What follows its line.
+    fn attached(&self) -> Option<&Attached>;
+    fn attached_mut(&mut self) -> Option<&mut Attached>;
 
     /// Parses the fields of an op from the line's object; unknown fields are ignored. A `spare` message of the same op
     /// is taken, and its memory is reused. `None`: there is no such op.
@@ -50,6 +55,14 @@ macro_rules! messages {
 
             fn id(&self) -> Option<u64> {
                 self.own_id()
+            }
+
+            fn attached(&self) -> Option<&Attached> {
+                self.own_attached()
+            }
+
+            fn attached_mut(&mut self) -> Option<&mut Attached> {
+                self.own_attached_mut()
             }
 
             fn parse(op: &str, line: &str, spare: &mut Option<Self>) -> Result<Option<Self>, serde_json::Error> {
@@ -215,6 +228,20 @@ messages! {
 }
 
 impl RankRequest {
+    fn own_attached(&self) -> Option<&Attached> {
+        match self {
+            Self::Step { plan, .. } => plan.activations.as_ref(),
+            _ => None,
+        }
+    }
+
+    fn own_attached_mut(&mut self) -> Option<&mut Attached> {
+        match self {
+            Self::Step { plan, .. } => plan.activations.as_mut(),
+            _ => None,
+        }
+    }
+
     fn own_id(&self) -> Option<u64> {
         match *self {
             Self::Hello { id, .. }
@@ -247,6 +274,20 @@ impl RankReply {
     /// An error reply to the request with this id, or to one that has none. The message is [cleaned](clean).
     pub fn error(id: Option<u64>, kind: ErrorKind, message: &str) -> Self {
         Self::Error { kind, message: clean(message), id }
+    }
+
+    fn own_attached(&self) -> Option<&Attached> {
+        match self {
+            Self::StepOk { output, .. } => Some(&output.states),
+            _ => None,
+        }
+    }
+
+    fn own_attached_mut(&mut self) -> Option<&mut Attached> {
+        match self {
+            Self::StepOk { output, .. } => Some(&mut output.states),
+            _ => None,
+        }
     }
 
     fn own_id(&self) -> Option<u64> {

@@ -7,6 +7,7 @@ use engine::{Entry, RequestedOutput, SampleError, StepOutput, StepPlan, TOP_LOGP
 use serde::{Deserialize, Serialize};
 use types::{SessionId, TokenId};
 
+use super::attached::Attached;
 use super::bounded::BoundedVec;
 use super::limits::{EMBEDDING_VALUES_MAX, ENTRIES_MAX, LOGIT_VALUES_MAX, LimitError, ROWS_MAX};
 use super::limits::{at_most, in_vocab};
@@ -25,9 +26,9 @@ pub struct WireOutput {
     pub embeddings: BoundedVec<WireEmbedding, ENTRIES_MAX>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logits: BoundedVec<WireLogitRows, ENTRIES_MAX>,
-    /// `f32`, `[rows, hidden]`.
-    #[serde(skip_serializing_if = "Packed::is_empty")]
-    pub states: Packed,
+    /// `[rows, hidden]`.
+    #[serde(skip_serializing_if = "Attached::is_empty")]
+    pub states: Attached,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,7 +123,7 @@ impl WireOutput {
         self.prompt_logprobs = output.prompt_logprobs.iter().map(prompt_logprobs).collect();
         self.embeddings = output.embeddings.iter().map(embedding).collect();
         self.logits = output.logits.iter().map(logits).collect();
-        self.states = Packed::of_f32(&output.states);
+        self.states = Attached::of_f32(&output.states);
     }
 
     /// Replaces `output` with this output of the step `plan`, for a model with this vocabulary. Missing output is no

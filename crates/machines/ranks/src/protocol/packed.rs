@@ -19,10 +19,6 @@ impl Packed {
         Self(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub fn of_u32(values: &[u32]) -> Self {
         Self(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }

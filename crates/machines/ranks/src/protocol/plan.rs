@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use types::{SessionId, TokenId};
 
+use super::attached::Attached;
 use super::bounded::BoundedVec;
 use super::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, STATE_VALUES_MAX, VOCAB_MAX};
 use super::limits::{at_most, count, in_vocab};
@@ -23,9 +24,9 @@ const TOKENS_INLINE: usize = 16;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WirePlan {
     pub entries: BoundedVec<WireEntry, ENTRIES_MAX>,
-    /// `f32`, `[rows, hidden]`: of a plan without tokens, for ranks that share a stage of a chain.
+    /// `[rows, hidden]`: of a plan without tokens, for ranks that share a stage of a chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub activations: Option<Packed>,
+    pub activations: Option<Attached>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,7 +135,7 @@ impl From<&StepPlan> for WirePlan {
 impl WirePlan {
     /// Overwrites this with the wire form of `plan` and reuses its memory.
     pub fn assign(&mut self, plan: &StepPlan) {
-        self.activations = (!plan.has_tokens()).then(|| Packed::of_f32(plan.activations()));
+        self.activations = (!plan.has_tokens()).then(|| Attached::of_f32(plan.activations()));
         self.entries.truncate(plan.entries().len());
         for (index, entry) in plan.entries().iter().enumerate() {
             let mut tokens =

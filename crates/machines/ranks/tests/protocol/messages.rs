@@ -102,7 +102,7 @@ fn own_requests() -> Vec<(&'static str, RankRequest)> {
     let prefix = WirePrefix::from(engine::Prefix { tokens: &tokens[..], pages: &pages, reuse_max: 31 });
     vec![
         (
-            r#"{"op":"hello","id":1,"protocol":6,"build":"abc"}"#,
+            r#"{"op":"hello","id":1,"protocol":7,"build":"abc"}"#,
             RankRequest::Hello { id: 1, protocol: VERSION, build: text("abc") },
         ),
         (
@@ -183,7 +183,7 @@ fn own_replies() -> Vec<(&'static str, RankReply)> {
     let stats = RankStats { epoch: 1, steps: 2, capacity: Some(capacity.into()), ..RankStats::default() };
     vec![
         (
-            r#"{"op":"hello_ok","id":1,"protocol":6,"build":"abc","pid":77}"#,
+            r#"{"op":"hello_ok","id":1,"protocol":7,"build":"abc","pid":77}"#,
             RankReply::HelloOk { id: 1, protocol: VERSION, build: text("abc"), pid: 77 },
         ),
         (r#"{"op":"attach_ok","id":2}"#, RankReply::AttachOk { id: 2 }),

@@ -13,7 +13,9 @@ use proptest::prelude::*;
 use ranks::protocol::limits::{ENTRIES_MAX, LimitError, POSITIONS_MAX, ROWS_MAX, VOCAB_MAX};
 use ranks::protocol::output::{WireOutcome, WireOutput};
 use ranks::protocol::plan::{self, WirePlan};
-use ranks::protocol::{LineMessage, Lines, Number, Packed, RankReply, RankRequest, encode};
+use ranks::protocol::{
+    ATTACHED_BYTES_MAX, LineMessage, Lines, Number, Packed, RankReply, RankRequest, ReadError, encode,
+};
 use types::{SessionId, TokenId};
 
 const VOCAB: usize = 50;
@@ -406,6 +408,45 @@ fn states_of_another_shape_are_refused() {
     output.states.pop();
     let shape = LimitError::Shape { what: "the states of a step", found: 8, expected: 9 };
     assert_eq!(output_through_a_line(&plan, &output).unwrap_err(), shape);
+}
+
+#[test]
+fn activations_follow_their_line_as_bytes() {
+    let plan = stage_plan([(SessionId(1), Phase::Prefill, 0, 5)].into_iter());
+    let values = plan.activations().len();
+    let mut sent = Vec::new();
+    for id in [1, 2] {
+        encode(&RankRequest::Step { id, plan: (&plan).into() }, &mut sent).unwrap();
+    }
+    let line = sent.iter().position(|&byte| byte == b'\n').unwrap() + 1;
+    assert_eq!(sent.len(), 2 * (line + 4 * values), "four bytes for each value, and nothing between");
+    let mut lines = Lines::new(&sent[..]);
+    let first: RankRequest = lines.read().unwrap().unwrap();
+    assert_eq!(lines.bytes(), line + 4 * values);
+    // The memory of the first is reused, not its values.
+    let second = lines.read_reusing(|| Some(first)).unwrap().unwrap();
+    let RankRequest::Step { id: 2, plan: wire } = second else { panic!("{second:?}") };
+    let mut again = StepPlan::new();
+    wire.fill(VOCAB, &mut again).unwrap();
+    assert_eq!(again.activations(), plan.activations());
+    assert!(lines.read::<RankRequest>().is_none());
+    // What ends early is an error, and so is what announces too much.
+    for cut in line..line + 4 * values {
+        let mut lines = Lines::new(&sent[..cut]);
+        assert!(matches!(lines.read::<RankRequest>(), Some(Err(ReadError::Io(_)))), "{cut}");
+        assert!(lines.read::<RankRequest>().is_none());
+    }
+    let announced = format!("\"activations\":{}", 4 * values);
+    let text = str::from_utf8(&sent[..line]).unwrap();
+    assert!(text.contains(&announced), "{text}");
+    let greedy = text.replace(&announced, &format!("\"activations\":{}", ATTACHED_BYTES_MAX + 1));
+    let error = Lines::new(greedy.as_bytes()).read::<RankRequest>().unwrap().unwrap_err();
+    assert!(matches!(&error, ReadError::Malformed { id: Some(1), .. }), "{error}");
+    let ragged = text.replace(&announced, "\"activations\":5");
+    let ragged = [ragged.as_bytes(), b"12345"].concat();
+    let RankRequest::Step { plan: wire, .. } = Lines::new(&ragged[..]).read().unwrap().unwrap() else { panic!() };
+    let incomplete = LimitError::IncompleteValue { what: "activations", bytes: 5 };
+    assert_eq!(wire.fill(VOCAB, &mut again), Err(incomplete));
 }
 
 /// A plan that requests each kind of output once, and its output.
