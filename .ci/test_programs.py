@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def main() -> None:
     with concurrent.futures.ThreadPoolExecutor(PROGRAMS_AT_ONCE) as pool:
         results = [pool.submit(run, program, binaries) for program in programs]
         for result in concurrent.futures.as_completed(results):
-            program, _, seconds, output = result.result()
-            print(f"\n== {program['package']}: {program['name']}, {seconds:.0f} s\n{output}", end="", flush=True)
+            program, _, times, output = result.result()
+            print(f"\n== {program['package']}: {program['name']}, {times}\n{output}", end="", flush=True)
     list_what_did_not_run("".join(result.result()[3] for result in results))
     failed = [f"{program['package']}: {program['name']}" for program, status, *_ in (result.result() for result in results) if status != 0]
     if failed:
@@ -52,11 +53,17 @@ def program(message: dict) -> dict:
     return {"package": folder.name, "name": message["target"]["name"], "folder": folder, "path": message["executable"]}
 
 
-def run(program: dict, binaries: dict[str, str]) -> tuple[dict, int, float, str]:
+def run(program: dict, binaries: dict[str, str]) -> tuple[dict, int, str, str]:
     begun = time.monotonic()
     environment = os.environ | binaries | {"CARGO_MANIFEST_DIR": str(program["folder"])}
-    ended = subprocess.run([program["path"]], cwd=program["folder"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    return program, ended.returncode, time.monotonic() - begun, ended.stdout.decode(errors="replace")
+    with tempfile.TemporaryFile() as output:
+        running = subprocess.Popen([program["path"]], cwd=program["folder"], env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        _, status, used = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    times = f"{time.monotonic() - begun:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU"
+    return program, running.returncode, times, text
 
 
 def list_what_did_not_run(output: str) -> None:

@@ -1,9 +1,9 @@
 //! For any bytes, a GGUF file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
-use testing::model_files::{GgufWriter, array, gguf_sample, string};
 use libfuzzer_sys::fuzz_target;
 use model::files::{Gguf, Value};
+use testing::model_files::{GgufWriter, array, gguf_sample, string};
 
 fuzz_target!(
     init: fuzz::plant("gguf", &seeds()),

@@ -1,16 +1,16 @@
 //! Anything that a client or a peer of the swarm sends is a message or is refused, within memory in proportion to its size; a
-//! message is written and read again without a change. The crate `peers` would bring all of libp2p; its messages need none of it.
+//! message is written and read again without a change. The crate `blocks` would bring all of libp2p; its messages need none of it.
 #![no_main]
 
-#[path = "../../crates/swarm/peers/src/wire/mod.rs"]
+#[path = "../../crates/swarm/blocks/src/wire/mod.rs"]
 mod wire;
 
 use std::cell::RefCell;
 use std::time::Duration;
 
+use directory::{ModelDigest, PeerId};
 use engine::Phase;
 use libfuzzer_sys::fuzz_target;
-use swarm::{ModelDigest, PeerId};
 use tokio::runtime::{Builder, Runtime};
 use types::LayerRange;
 use wire::{

@@ -1,9 +1,9 @@
 //! For any bytes, a safetensors file is rejected or read, and all that is read is in bounds.
 #![no_main]
 
-use testing::model_files::{safetensors, safetensors_sample};
 use libfuzzer_sys::fuzz_target;
 use model::files::SafeTensors;
+use testing::model_files::{safetensors, safetensors_sample};
 
 fuzz_target!(
     init: fuzz::plant("safetensors", &seeds()),

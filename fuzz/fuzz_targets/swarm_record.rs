@@ -4,12 +4,12 @@
 
 use std::collections::HashSet;
 
-use libfuzzer_sys::fuzz_target;
-use swarm::{
+use directory::{
     BlockRecord, BlockUse, ClientView, Coordinate, Directory, ModelDigest, Neighbour, PeerCapacity, PeerId, Reach,
     Reputation, RouteLimits, RoutePlanner, RouteRequest, ServedBlock, ServiceState, SignedRecord, Signer, Speed,
     UnixTime, Verifier, choose_block, consider_move,
 };
+use libfuzzer_sys::fuzz_target;
 use types::{DType, LayerRange};
 
 /// A choice among the blocks of 1,024 layers compares up to 513 of 512 layers.

@@ -23,7 +23,7 @@ pub mod fragile;
 pub mod joined_node;
 #[cfg(feature = "kwaai")]
 pub mod kwaai_input;
-#[cfg(feature = "peers")]
+#[cfg(feature = "blocks")]
 pub mod kwaai_programs;
 #[cfg(feature = "engine")]
 pub mod local_chain;
@@ -51,7 +51,7 @@ pub mod served_model;
 pub mod serving;
 #[cfg(feature = "collectives")]
 pub mod shared_memory_group;
-#[cfg(feature = "swarm")]
+#[cfg(feature = "directory")]
 pub mod simulation;
 #[cfg(feature = "binary")]
 pub mod swarm_peer;

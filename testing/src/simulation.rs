@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use swarm::{
+use directory::{
     BlockRecord, BlockUse, Coordinate, Coverage, Directory, LIFETIME_MS_MAX, ModelDigest, MoveDecision, Neighbour,
     PeerCapacity, PeerId, RECORDS_MAX, Reach, RouteRequest, ServedBlock, ServiceState, SignedRecord, Signer, Speed,
     UnixTime, Verifier, choose_block, consider_move,
@@ -198,7 +198,7 @@ impl World {
     }
 
     /// What a client at this site measures: coordinates, and the round trips to some peers.
-    pub fn client(&mut self, site: &Site) -> swarm::ClientView {
+    pub fn client(&mut self, site: &Site) -> directory::ClientView {
         let (mut coordinate, mut round_trips) = (Coordinate::ORIGIN, HashMap::new());
         for _ in 0..FIRST_ROUND_TRIPS {
             let other = self.pick();
@@ -206,7 +206,7 @@ impl World {
             coordinate = coordinate.adjusted(&self.peers[other].coordinate, seconds, self.random.direction());
             round_trips.insert(self.peers[other].id, seconds);
         }
-        swarm::ClientView { coordinate: Some(coordinate), round_trips, ..Default::default() }
+        directory::ClientView { coordinate: Some(coordinate), round_trips, ..Default::default() }
     }
 
     /// The median relative error of round trips estimated from coordinates.

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use p2p::{Identity, Multiaddr, Node, NodeHandle, NodeOptions};
-use peers::kwaai::INFERENCE_PROTOCOL;
+use blocks::kwaai::INFERENCE_PROTOCOL;
+use directory::PeerId;
+use libp2p_node::{Identity, Multiaddr, Node, NodeHandle, NodeOptions};
 use serde_json::{Value, json};
-use swarm::PeerId;
 use tokio::net::TcpStream;
 
 use super::block_server;

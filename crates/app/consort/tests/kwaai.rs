@@ -111,7 +111,7 @@ async fn a_client_finds_servers_through_a_registry() {
     let server = Server::start(&model, "1-3").await;
     let (id, addresses) = server.known();
     let record = json!({
-        "key": "tiny-qwen3.1", "peer": p2p::peer_text(&server.peer()), "state": 2, "throughput": 1.5, "start": 1, "end": 3,
+        "key": "tiny-qwen3.1", "peer": libp2p_node::peer_text(&server.peer()), "state": 2, "throughput": 1.5, "start": 1, "end": 3,
         "version": "kwaai-0.4.0", "expires_in": 300,
     });
     let (records, addresses) = (json!([record]).to_string(), json!({ id: addresses }).to_string());

@@ -111,6 +111,7 @@ fn a_chat_tells_which_layers_it_waits_for_and_goes_on_when_they_are_there() {
         pty.read_to("waiting for layers 2..4, ");
         // As long as the documents say.
         pty.read_to("nobody has run layers 2..4 for 30 s: ");
+        pty.read_to("> ");
         pty.send(b"/exit\r");
         assert_eq!(chat.0.take().unwrap().end().0, Some(0));
     });

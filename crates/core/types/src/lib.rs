@@ -1,13 +1,11 @@
 //! Types that all crates use. Each type checks its invariant once, on construction.
 #![forbid(unsafe_code)]
 
-mod blame;
 mod dtype;
 mod layers;
 mod log_limit;
 mod rank;
 
-pub use blame::{Blame, BlamePolicy, Verdict};
 pub use dtype::{DType, UnknownDType};
 pub use layers::LayerRange;
 pub use log_limit::LogLimit;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use chains::MeanTime;
 use cluster::chain::{ChainTimes, StageTimes};
 use cluster::coordinator::PlanReport;
 use serde::Serialize;
@@ -36,14 +37,14 @@ struct Percentiles {
 impl ChainResult {
     pub fn new(plan: &PlanReport, times: &ChainTimes) -> Self {
         let hops: Vec<_> = plan.stages.iter().filter_map(|stage| stage.hop).collect();
-        let StageTimes { steps, compute_total_s, head_total_s, .. } = times.get();
-        let mean_ms = |total_s: f64| 1e3 * total_s / steps.max(1) as f64;
+        let StageTimes { steps, compute, head, .. } = times.get();
+        let mean_ms = |time: MeanTime| 1e3 * time.total_s / steps.max(1) as f64;
         Self {
             hops: hops.len(),
             half_round_trip_ms: hops.iter().map(|hop| 1e3 * hop.round_trip_seconds / 2.0).collect(),
             gap_ms: Percentiles::of(times.gaps().iter().map(|gap| 1e3 * gap.as_secs_f64()).collect()),
-            compute_ms: compute_total_s.into_iter().map(mean_ms).collect(),
-            head_ms: mean_ms(head_total_s),
+            compute_ms: compute.into_iter().map(mean_ms).collect(),
+            head_ms: mean_ms(head),
             steps,
             predicted_tokens_per_s: plan.tokens_per_s,
             predicted_batch_tokens_per_s: plan.batch_tokens_per_s,

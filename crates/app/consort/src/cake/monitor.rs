@@ -10,6 +10,8 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use server::{ChainSnapshot, ClusterMonitor, HopSnapshot, HopWay, NodeSnapshot, NodeUse, StageSnapshot, StageTime};
 use types::LayerRange;
 
+use crate::executors::cluster::chain_monitor::stage_time;
+
 #[derive(Clone)]
 pub struct CakeMonitor {
     /// The worker's address, and `None` for this machine; and what layers it has.
@@ -46,7 +48,6 @@ impl CakeMonitor {
 impl ClusterMonitor for CakeMonitor {
     fn snapshot(&self) -> ChainSnapshot {
         let times = self.times.get();
-        let at = |of: &[f64], index: usize| of.get(index).copied().unwrap_or(0.0);
         let hops = self.stages.len() as f64;
         let stage = |(index, (host, layers)): (usize, &(Option<String>, Option<LayerRange>))| StageSnapshot {
             name: host.clone().unwrap_or_else(|| "this machine".to_owned()),
@@ -56,13 +57,10 @@ impl ClusterMonitor for CakeMonitor {
             level: host.is_none().then(|| self.cpu.level.name().to_owned()),
             threads: host.is_none().then_some(self.cpu.threads),
             ranks: host.is_none().then_some(1),
-            compute: Some(StageTime {
-                mean_s: at(&times.compute_s, index),
-                total_s: at(&times.compute_total_s, index),
-            }),
+            compute: Some(stage_time(times.compute.get(index).copied().unwrap_or_default())),
             // All rows go through this machine, and only their sum is measured.
             hop: Some(HopSnapshot {
-                time: Some(StageTime { mean_s: times.between_s / hops, total_s: times.between_total_s / hops }),
+                time: Some(StageTime { mean_s: times.between.mean_s / hops, total_s: times.between.total_s / hops }),
                 round_trip_s: None,
                 bytes: times.rows.saturating_mul(self.row_bytes),
                 way: HopWay::Coordinator,
@@ -76,8 +74,8 @@ impl ClusterMonitor for CakeMonitor {
             chains: state.chains,
             rebuilding: state.lost.clone(),
             steps: times.steps,
-            step: StageTime { mean_s: times.step_s, total_s: times.step_total_s },
-            between: StageTime { mean_s: times.between_s, total_s: times.between_total_s },
+            step: stage_time(times.step),
+            between: stage_time(times.between),
             ..ChainSnapshot::default()
         }
     }

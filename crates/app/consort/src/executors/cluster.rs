@@ -1,6 +1,6 @@
 //! A chain of machines of this network: how they are found, and how a chain is formed.
 
-mod chain_monitor;
+pub mod chain_monitor;
 mod node_discovery;
 
 use std::net::{SocketAddr, ToSocketAddrs};

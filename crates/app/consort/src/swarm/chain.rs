@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use blocks::client::{ClientOptions, SwarmClient, SwarmExecutor};
+use blocks::kwaai::{FinderReport, KwaaiModel};
+use blocks::node::{Following, SwarmNode};
+use blocks::wire::Encoding;
 use engine::{
     Capacity, CoordinatorStage, Executor, ExecutorError, Health, MissingLayers, OpenedSession, Prefix, StepOutput,
     StepPlan,
 };
 use kernels::cpu::CpuBackend;
-use p2p::{Identity, NetworkKey, NodeOptions};
-use peers::client::{ClientOptions, SwarmClient, SwarmExecutor};
-use peers::kwaai::{FinderReport, KwaaiModel};
-use peers::node::{Following, SwarmNode};
-use peers::wire::Encoding;
+use libp2p_node::{Identity, NetworkKey, NodeOptions};
 use tokio::runtime::Runtime;
 use types::SessionId;
 

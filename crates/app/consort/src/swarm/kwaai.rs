@@ -5,19 +5,19 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use ::swarm::{ModelDigest, PeerId, Reach, ServiceState};
 use anyhow::{Context, Result, bail};
-use engine::EmbeddingAndHead;
-use kernels::cpu::CpuBackend;
-use p2p::Multiaddr;
-use peers::block::Client;
-use peers::client::{ForeignPeer, ForeignPeers};
-use peers::kwaai::{
+use blocks::block::Client;
+use blocks::client::{ForeignPeer, ForeignPeers};
+use blocks::kwaai::{
     DhtClient, FinderReport, KwaaiAnnouncement, KwaaiFinder, KwaaiLimits, KwaaiModel, KwaaiPeer, KwaaiRoute,
     KwaaiServer, KwaaiServerState, insert_record, serve_local,
 };
-use peers::node::{StreamHandler, SwarmNode};
-use peers::view::SwarmView;
+use blocks::node::{StreamHandler, SwarmNode};
+use blocks::view::SwarmView;
+use directory::{ModelDigest, PeerId, Reach, ServiceState};
+use engine::EmbeddingAndHead;
+use kernels::cpu::CpuBackend;
+use libp2p_node::Multiaddr;
 use tokio::net::TcpListener;
 use tracing::{debug, info, warn};
 use types::LayerRange;
@@ -111,14 +111,14 @@ impl KwaaiServerOptions {
                 }
             });
         });
-        vec![(peers::kwaai::INFERENCE_PROTOCOL, handler)]
+        vec![(blocks::kwaai::INFERENCE_PROTOCOL, handler)]
     }
 
     /// Serves a block.
     pub async fn serve(
         self,
         slot: KwaaiSlot,
-        block: peers::block::BlockHandle,
+        block: blocks::block::BlockHandle,
         model_layers: usize,
         embed_and_head: Option<EmbeddingAndHead<CpuBackend>>,
     ) -> Result<()> {
@@ -176,7 +176,7 @@ impl AnnouncedBlock {
             state,
             throughput,
             public_name: Some(&self.public_name),
-            using_relay: self.node.handle().reachability() == p2p::Reachability::Relayed,
+            using_relay: self.node.handle().reachability() == libp2p_node::Reachability::Relayed,
         };
         let registries = DhtClient::new(self.registries.clone());
         for (registry, answer) in registries.announce(&announcement, SystemTime::now()).await {

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 
-use ::swarm::PeerId;
 use anyhow::{Context, Result};
 use clap::Args;
-use p2p::Multiaddr;
+use directory::PeerId;
+use libp2p_node::Multiaddr;
 use tracing::warn;
 use types::LayerRange;
 
@@ -32,7 +32,7 @@ impl fmt::Display for KwaaiPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local(address) => write!(f, "{address}"),
-            Self::Peer { peer, address } => write!(f, "{address}/p2p/{}", p2p::peer_text(peer)),
+            Self::Peer { peer, address } => write!(f, "{address}/p2p/{}", libp2p_node::peer_text(peer)),
         }
     }
 }
@@ -49,7 +49,7 @@ impl FromStr for KwaaiPeerOption {
         let (address, peer) =
             place.rsplit_once("/p2p/").ok_or("its address is not HOST:PORT, nor does it end in /p2p/ID")?;
         address.parse::<Multiaddr>().map_err(|error| error.to_string())?;
-        let peer = p2p::parse_peer(peer).ok_or_else(|| format!("{peer} is no peer"))?;
+        let peer = libp2p_node::parse_peer(peer).ok_or_else(|| format!("{peer} is no peer"))?;
         Ok(Self { layers, place: KwaaiPlace::Peer { peer, address: address.to_owned() } })
     }
 }

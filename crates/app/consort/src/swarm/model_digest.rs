@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::Path;
 
-use ::swarm::ModelDigest;
 use anyhow::{Context, Result};
+use directory::ModelDigest;
 use model::Checkpoint;
 use sha2::{Digest as _, Sha256};
 

@@ -6,17 +6,19 @@ mod facts;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ::swarm::{BlockRecord, PeerId, Reach, ServiceState};
-use facts::{Facts, Span, reach, record, time};
+use blocks::client::SwarmClient;
+use blocks::node::SwarmNode;
+use blocks::view::KnownPeer;
+use directory::{BlockRecord, PeerId, Reach, ServiceState};
+use facts::{Facts, Span, reach, record};
 use kernels::cpu::CpuOptions;
-use p2p::{ConnectedPeer, Reachability};
-use peers::client::SwarmClient;
-use peers::node::SwarmNode;
-use peers::view::KnownPeer;
+use libp2p_node::{ConnectedPeer, Reachability};
 use server::{
     ChainPrediction, ChainSnapshot, ClusterMonitor, NodePeer, NodeSnapshot, PeerBlock, PeerReach, PeerService,
     StageSnapshot, SwarmSnapshot,
 };
+
+use crate::executors::cluster::chain_monitor::stage_time;
 
 /// Peers that are shown. A swarm may have thousands.
 const PEERS_SHOWN_MAX: usize = 256;
@@ -60,7 +62,7 @@ impl SwarmMonitor {
 
     fn name(&self, peer: &PeerId) -> String {
         // A server that the user named is where the user said that it is.
-        match (self.client.is_foreign(peer), self.client.peer_name(peer), p2p::peer_text(peer)) {
+        match (self.client.is_foreign(peer), self.client.peer_name(peer), libp2p_node::peer_text(peer)) {
             (true, name, id) if name == id => format!("KwaaiNet {}", short_name(&id)),
             (true, name, _) => format!("KwaaiNet {name}"),
             (false, _, id) => short_name(&id),
@@ -82,7 +84,7 @@ impl SwarmMonitor {
             memory_bytes: None,
             round_trip_s: self.round_trip_s(peer, &facts.connected),
             peer: Some(NodePeer {
-                id: p2p::peer_text(peer),
+                id: libp2p_node::peer_text(peer),
                 block: known.map(|known| peer_block(&known.record)),
                 reach: connected.map(reach).or(announced).unwrap_or_default(),
                 score: known.map_or(0.0, |known| known.score),
@@ -140,14 +142,14 @@ impl ClusterMonitor for SwarmMonitor {
                 .map(|seconds| ChainPrediction { tokens_per_s: 1.0 / seconds, batch: None }),
             bits: None,
             steps: steps.step.count,
-            step: time(steps.step),
-            between: time(steps.between),
+            step: stage_time(steps.step),
+            between: stage_time(steps.between),
             swarm: Some(SwarmSnapshot {
                 layers: self.client.layers(),
                 peers: facts.peers_total,
                 sessions: count(&counters.sessions),
                 replaced: count(&counters.replaced),
-                replacing: time(steps.replacing),
+                replacing: stage_time(steps.replacing),
                 checks: count(&counters.checks),
                 differences: count(&counters.differences),
                 identical: count(&counters.identical),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use p2p::Multiaddr;
+use libp2p_node::Multiaddr;
 
 use super::kwaai_options::KwaaiOptions;
 use crate::options::heading;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The part of a new measurement in a running mean.
-const WEIGHT: f64 = 0.1;
+use chains::MeanTime;
+
 /// The latest steps whose gaps are kept.
 const GAPS_MAX: usize = 4096;
 
@@ -27,19 +27,14 @@ pub struct StageTimes {
     pub rows: u64,
     /// Rows whose states the last stage returned.
     pub state_rows: u64,
-    /// From the submission of a step to its states, in seconds.
-    pub step_s: f64,
-    /// Computation in each stage, the coordinator's first, in seconds.
-    pub compute_s: Vec<f64>,
+    /// From the submission of a step to its states.
+    pub step: MeanTime,
+    /// Computation in each stage, the coordinator's first.
+    pub compute: Vec<MeanTime>,
     /// What is left of a step: the hops and the queues before stages.
-    pub between_s: f64,
+    pub between: MeanTime,
     /// What the coordinator does after a step's states have come: final norm, LM head and sampler.
-    pub head_s: f64,
-    /// The sums of these over all steps.
-    pub step_total_s: f64,
-    pub compute_total_s: Vec<f64>,
-    pub between_total_s: f64,
-    pub head_total_s: f64,
+    pub head: MeanTime,
 }
 
 /// A step that was collected.
@@ -62,9 +57,8 @@ impl ChainTimes {
     pub fn record(&self, step: StepTimes<'_>) {
         let mut recorded = self.lock();
         let stages = step.compute_us.len();
-        if recorded.times.compute_s.len() != stages {
-            let zeros = vec![0.0; stages];
-            let times = StageTimes { compute_s: zeros.clone(), compute_total_s: zeros, ..StageTimes::default() };
+        if recorded.times.compute.len() != stages {
+            let times = StageTimes { compute: vec![MeanTime::default(); stages], ..StageTimes::default() };
             *recorded = RecordedSteps { times, ..RecordedSteps::default() };
         }
         recorded.times.add(step);
@@ -76,8 +70,7 @@ impl ChainTimes {
 
     /// Records what the coordinator did with the states of the step that was recorded last.
     pub fn record_head(&self, time: Duration) {
-        let StageTimes { steps, head_s, head_total_s, .. } = &mut self.lock().times;
-        update(head_s, head_total_s, time.as_secs_f64(), *steps <= 1);
+        self.lock().times.head.add(time);
     }
 
     pub fn get(&self) -> StageTimes {
@@ -104,22 +97,15 @@ impl StepTimes<'_> {
 
 impl StageTimes {
     fn add(&mut self, step: StepTimes<'_>) {
-        let is_first = self.steps == 0;
-        for ((mean, total), &us) in self.compute_s.iter_mut().zip(&mut self.compute_total_s).zip(step.compute_us) {
-            update(mean, total, f64::from(us) * 1e-6, is_first);
+        for (mean, &us) in self.compute.iter_mut().zip(step.compute_us) {
+            mean.add(Duration::from_micros(us.into()));
         }
-        update(&mut self.step_s, &mut self.step_total_s, step.whole.as_secs_f64(), is_first);
-        update(&mut self.between_s, &mut self.between_total_s, step.gap().as_secs_f64(), is_first);
+        self.step.add(step.whole);
+        self.between.add(step.gap());
         self.steps += 1;
         self.rows += step.rows as u64;
         self.state_rows += step.state_rows as u64;
     }
-}
-
-/// Adds a value to a running mean and to a sum.
-fn update(mean: &mut f64, total: &mut f64, value: f64, is_first: bool) {
-    *mean = if is_first { value } else { *mean + WEIGHT * (value - *mean) };
-    *total += value;
 }
 
 #[cfg(test)]
@@ -133,24 +119,22 @@ mod tests {
     #[test]
     fn means_and_sums_follow_the_steps_of_one_chain() {
         let times = ChainTimes::default();
+        let once = |seconds| MeanTime { mean_s: seconds, total_s: seconds, count: 1 };
         times.record(step(&[1000, 3000], 10, 2));
         let first = StageTimes {
             steps: 1,
             rows: 2,
             state_rows: 1,
-            step_s: 0.01,
-            compute_s: vec![0.001, 0.003],
-            between_s: 0.006,
-            step_total_s: 0.01,
-            compute_total_s: vec![0.001, 0.003],
-            between_total_s: 0.006,
+            step: once(0.01),
+            compute: vec![once(0.001), once(0.003)],
+            between: once(0.006),
             ..StageTimes::default()
         };
         assert_eq!(times.get(), first);
         times.record(step(&[2000, 3000], 10, 1));
         let later = times.get();
-        assert!((later.compute_s[0] - 0.0011).abs() < 1e-9 && later.rows == 3, "{later:?}");
-        assert!((later.compute_total_s[0] - 0.003).abs() < 1e-9 && later.state_rows == 2, "{later:?}");
+        assert!((later.compute[0].mean_s - 0.0011).abs() < 1e-9 && later.rows == 3, "{later:?}");
+        assert!((later.compute[0].total_s - 0.003).abs() < 1e-9 && later.state_rows == 2, "{later:?}");
         times.record(step(&[1], 1, 1));
         assert_eq!(times.get().steps, 1, "another chain begins anew");
         times.restart();
@@ -178,8 +162,8 @@ mod tests {
             times.record(step(&[1000], 10, 1));
             times.record_head(Duration::from_millis(ms));
         }
-        let StageTimes { head_s, head_total_s, step_total_s, .. } = times.get();
-        assert!((head_s - 0.011).abs() < 1e-9 && (head_total_s - 0.03).abs() < 1e-9, "{head_s} {head_total_s}");
-        assert!((step_total_s - 0.02).abs() < 1e-9);
+        let StageTimes { head, step, .. } = times.get();
+        assert!((head.mean_s - 0.011).abs() < 1e-9 && (head.total_s - 0.03).abs() < 1e-9, "{head:?}");
+        assert!((step.total_s - 0.02).abs() < 1e-9);
     }
 }

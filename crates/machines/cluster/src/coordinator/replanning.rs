@@ -123,8 +123,8 @@ impl Worker {
     /// Compares what steps took with what they were predicted to take.
     fn observe(&mut self) {
         let (times, Replanning { seen, seen_at, .. }) = (self.executor.times.get(), &mut self.replanning);
-        let stages = times.compute_total_s.len();
-        if times.steps < seen.steps || stages != seen.compute_total_s.len() {
+        let stages = times.compute.len();
+        if times.steps < seen.steps || stages != seen.compute.len() {
             (*seen, *seen_at) = (times, Instant::now());
             return;
         }
@@ -133,8 +133,8 @@ impl Worker {
             return;
         }
         let rows = ((times.rows - seen.rows) / steps).max(1) as usize;
-        let sums = times.compute_total_s.iter().zip(&seen.compute_total_s);
-        let means: Vec<_> = sums.map(|(sum, seen)| (sum - seen) / steps as f64).collect();
+        let sums = times.compute.iter().zip(&seen.compute);
+        let means: Vec<_> = sums.map(|(sum, seen)| (sum.total_s - seen.total_s) / steps as f64).collect();
         (*seen, *seen_at) = (times, Instant::now());
         self.judge(rows, &means);
     }

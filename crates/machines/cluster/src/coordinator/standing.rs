@@ -6,14 +6,15 @@
 
 use std::time::{Duration, Instant};
 
+use chains::{Blame, BlamePolicy};
+
 /// A node that is announced again may have been restarted: it is tried after this time, if its time has not come before.
 const FOUND_AGAIN: Duration = Duration::from_secs(2);
 /// A pause doubles so often at most.
 const DOUBLINGS_MAX: f64 = 16.0;
-/// So many chains may be lost because of a node before it is left out,
+/// So many chains may be lost because of a node before it is left out, if half of that is not forgotten by then.
 const BLAMES_MAX: f64 = 1.5;
-/// if half of that is not forgotten by then.
-const BLAME_HALF_LIFE: Duration = Duration::from_secs(300);
+const BLAMES: BlamePolicy = counting(Duration::from_secs(300));
 const BLAME_PAUSE: Duration = Duration::from_secs(20);
 const BLAME_PAUSE_MAX: Duration = Duration::from_secs(300);
 
@@ -40,38 +41,24 @@ impl Failure {
         }
     }
 
-    /// How long it takes until half of the failures are forgotten.
-    fn half_life(self) -> Duration {
-        10 * self.pauses()[1]
+    fn policy(self) -> BlamePolicy {
+        counting(10 * self.pauses()[1])
     }
 }
 
-/// A count that is forgotten by halves.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    count: f64,
-    counted_at: Option<Instant>,
-}
-
-impl Tally {
-    fn count(&self, half_life: Duration, now: Instant) -> f64 {
-        let age = self.counted_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        self.count * 0.5f64.powf(age.as_secs_f64() / half_life.as_secs_f64())
-    }
-
-    /// Counts one more. Returns the count.
-    fn add(&mut self, half_life: Duration, now: Instant) -> f64 {
-        self.count = self.count(half_life, now) + 1.0;
-        self.counted_at = Some(now);
-        self.count
-    }
+/// Counts, for pauses that grow with the count.
+const fn counting(half_life: Duration) -> BlamePolicy {
+    let half_life_ms = half_life.as_millis() as u64;
+    BlamePolicy { half_life_ms, last_choice_at: BLAMES_MAX, avoided_at: BLAMES_MAX, points_max: f64::MAX }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Standing {
-    failures: Tally,
+    failures: Blame,
     failed_at: Option<Instant>,
-    blames: Tally,
+    blames: Blame,
+    /// When the first of all was counted: times are counted from there.
+    began_at: Option<Instant>,
     /// When it may be used again.
     left_out_until: Option<Instant>,
 }
@@ -80,7 +67,9 @@ impl Standing {
     /// It has failed. Returns when it is to be tried again.
     pub fn failed(&mut self, failure: Failure, now: Instant) -> Instant {
         let [first, longest] = failure.pauses();
-        let count = self.failures.add(failure.half_life(), now);
+        let (policy, now_ms) = (failure.policy(), self.ms(now));
+        self.failures = policy.add(self.failures, 1.0, now_ms);
+        let count = policy.points(self.failures, now_ms);
         self.failed_at = Some(now);
         let pause = first.mul_f64((count - 1.0).clamp(0.0, DOUBLINGS_MAX).exp2()).min(longest);
         self.not_before(now + pause)
@@ -88,7 +77,7 @@ impl Standing {
 
     /// It has done its part in forming a chain. What the chains cost that were lost because of it stays.
     pub fn succeeded(&mut self) {
-        self.failures = Tally::default();
+        self.failures = Blame::default();
     }
 
     /// It was found again while it waited to be tried at `retry_at`. Returns when it is to be tried now.
@@ -99,8 +88,9 @@ impl Standing {
 
     /// A chain was lost, probably because of it. Returns for how long it is left out, if it is.
     pub fn blamed(&mut self, now: Instant) -> Option<Duration> {
-        let count = self.blames.add(BLAME_HALF_LIFE, now);
-        let excess = count - BLAMES_MAX;
+        let now_ms = self.ms(now);
+        self.blames = BLAMES.add(self.blames, 1.0, now_ms);
+        let excess = BLAMES.points(self.blames, now_ms) - BLAMES_MAX;
         let pause =
             (excess > 0.0).then(|| BLAME_PAUSE.mul_f64(excess.min(DOUBLINGS_MAX).exp2()).min(BLAME_PAUSE_MAX))?;
         self.left_out_until = Some(now + pause);
@@ -115,6 +105,10 @@ impl Standing {
     /// It is needed: nothing else is there. What it has done is not forgotten.
     pub fn pardon(&mut self) {
         self.left_out_until = None;
+    }
+
+    fn ms(&mut self, now: Instant) -> u64 {
+        now.saturating_duration_since(*self.began_at.get_or_insert(now)).as_millis() as u64
     }
 
     fn not_before(&self, time: Instant) -> Instant {
@@ -142,7 +136,7 @@ mod tests {
             assert!(before >= longest.mul_f64(0.9), "{failure:?}: {before:?}");
             // No verdict lasts for ever.
             assert!(now < start + 40 * longest);
-            let later = now + 20 * failure.half_life();
+            let later = now + Duration::from_millis(20 * failure.policy().half_life_ms);
             assert!(standing.failed(failure, later) - later <= first.mul_f64(1.1), "{failure:?}");
         }
     }

@@ -4,10 +4,9 @@
 //! Every stage keeps a session table of its own. The coordinator's table decides, so an operation carries the result that
 //! it had there. A stage whose result differs is at fault.
 
+use chains::{ByteReader, ByteWriter, WireError, read_f32s};
 use engine::{PageHash, Phase, SESSIONS_MAX};
 use types::SessionId;
-
-use super::bytes::{ByteReader, ByteWriter, WireError, read_f32s};
 
 /// Tokens of one session.
 const POSITIONS_MAX: usize = 1 << 24;

@@ -10,7 +10,7 @@ use ranks::protocol::shard::{CpuLevel, WireDecodeMath, WireKvType, WireLimits, W
 use serde::{Deserialize, Serialize};
 use types::LayerRange;
 
-use super::bytes::WireError;
+use chains::WireError;
 
 /// Bytes of the largest message: a manifest names every tensor of a model.
 pub const CONTROL_BYTES_MAX: usize = 64 << 20;

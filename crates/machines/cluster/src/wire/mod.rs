@@ -1,8 +1,7 @@
 //! Messages between the machines of a cluster, without I/O: bytes in, values out. Lengths are checked before anything is
 //! allocated for them. What a message may ask of the receiver is checked by the receiver.
 
-pub mod bytes;
 pub mod chain;
 pub mod control;
 
-pub use bytes::WireError;
+pub use chains::WireError;

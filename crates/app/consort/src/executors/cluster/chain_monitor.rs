@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use chains::MeanTime;
 use cluster::chain::{ChainTimes, StageTimes};
 use cluster::coordinator::{ClusterReport, ClusterWatch, NodeReport, NodeState, PlanReport, PlannedStageReport};
 use kernels::cpu::Level;
@@ -59,10 +60,14 @@ fn snapshot(report: &ClusterReport, times: &StageTimes, row_bytes: u64) -> Chain
             Bits::Unlike { .. } => ChainBits::Unlike,
         }),
         steps: times.steps,
-        step: StageTime { mean_s: times.step_s, total_s: times.step_total_s },
-        between: StageTime { mean_s: times.between_s, total_s: times.between_total_s },
+        step: stage_time(times.step),
+        between: stage_time(times.between),
         swarm: None,
     }
+}
+
+pub fn stage_time(mean: MeanTime) -> StageTime {
+    StageTime { mean_s: mean.mean_s, total_s: mean.total_s }
 }
 
 fn stages(plan: &PlanReport, report: &ClusterReport, times: &StageTimes, row_bytes: u64) -> Vec<StageSnapshot> {
@@ -72,7 +77,6 @@ fn stages(plan: &PlanReport, report: &ClusterReport, times: &StageTimes, row_byt
         let ranks = facts.and_then(|node| node.facts.as_ref()).map_or(1, |facts| usize::from(facts.ranks));
         let is_last = index + 1 == plan.stages.len();
         let rows = if is_last { times.state_rows } else { times.rows };
-        let compute = |of: &[f64]| of.get(index).copied().unwrap_or(0.0);
         StageSnapshot {
             // Another node may have the same name since the plan was made.
             name: facts.and_then(|node| node.name.clone()).unwrap_or_else(|| stage.name.clone()),
@@ -88,11 +92,14 @@ fn stages(plan: &PlanReport, report: &ClusterReport, times: &StageTimes, row_byt
                 working: stage.memory.working,
                 available: stage.memory.free,
             }),
-            compute: Some(StageTime { mean_s: compute(&times.compute_s), total_s: compute(&times.compute_total_s) }),
+            compute: Some(stage_time(times.compute.get(index).copied().unwrap_or_default())),
             hop: stage.hop.map(|hop| {
                 let share = if hops_s > 0.0 { hop.seconds / hops_s } else { 0.0 };
                 HopSnapshot {
-                    time: Some(StageTime { mean_s: share * times.between_s, total_s: share * times.between_total_s }),
+                    time: Some(StageTime {
+                        mean_s: share * times.between.mean_s,
+                        total_s: share * times.between.total_s,
+                    }),
                     round_trip_s: Some(hop.round_trip_seconds),
                     bytes: rows.saturating_mul(row_bytes),
                     way: HopWay::Direct,
@@ -174,14 +181,13 @@ mod tests {
             plan: Some(plan),
             ..ClusterReport::default()
         };
+        let mean = |mean_s| MeanTime { mean_s, total_s: 10.0 * mean_s, count: 10 };
         let times = StageTimes {
             steps: 7,
             rows: 20,
             state_rows: 7,
-            between_s: 0.008,
-            between_total_s: 0.08,
-            compute_s: vec![0.001, 0.002, 0.003],
-            compute_total_s: vec![0.01, 0.02, 0.03],
+            between: mean(0.008),
+            compute: vec![mean(0.001), mean(0.002), mean(0.003)],
             ..StageTimes::default()
         };
         let shown = snapshot(&report, &times, 64);

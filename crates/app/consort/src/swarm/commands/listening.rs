@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use p2p::{Identity, Multiaddr};
+use libp2p_node::{Identity, Multiaddr};
 use tracing::info;
 
 const PORT: u16 = 4101;

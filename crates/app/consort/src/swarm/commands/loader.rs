@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use blocks::block::BlockShape;
+use blocks::node::{BlockLoader, LoadedBlock};
 use engine::{EmbeddingAndHead, Executor, Stage};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use kernels::{PAGE_TOKENS, StepLimits};
 use model::{Checkpoint, Footprint, Limits, LoadOptions, ModelPart};
-use peers::block::BlockShape;
-use peers::node::{BlockLoader, LoadedBlock};
 use ranks::{check_memory, memory_available};
 use types::LayerRange;
 

@@ -1,6 +1,6 @@
 //! `BlockHostMonitor`: what a peer serves, as its admin port shows it.
 
-use peers::node::{BlockHostState, BlockHostWatch, SwarmNode};
+use blocks::node::{BlockHostState, BlockHostWatch, SwarmNode};
 use server::{BlockMonitor, BlockSnapshot};
 
 pub struct BlockHostMonitor {
@@ -27,8 +27,8 @@ impl BlockMonitor for BlockHostMonitor {
             steps: stats.steps,
             rows: stats.rows,
             failures: stats.failures,
-            step_s: stats.step_total_s,
-            queue_s: stats.queue_total_s,
+            step_s: stats.step.total_s,
+            queue_s: stats.queue.total_s,
             streams: self.node.server().streams(),
             push_keys: self.node.server().push_keys(),
             peers: self.node.handle().peers().len(),

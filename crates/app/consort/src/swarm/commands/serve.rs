@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blocks::block::BlockLimits;
+use blocks::node::{BlockHost, BlockHostOptions, BlockHostState, SwarmNode};
 use clap::Args;
 use clap::builder::ValueParser;
+use libp2p_node::{Identity, Multiaddr};
 use model::{Checkpoint, ModelPart, StoredFormat};
-use p2p::{Identity, Multiaddr};
-use peers::block::BlockLimits;
-use peers::node::{BlockHost, BlockHostOptions, BlockHostState, SwarmNode};
 use tracing::{error, info};
 use types::{DType, LayerRange};
 
@@ -152,7 +152,7 @@ impl SwarmServeArgs {
         let _entered = runtime.enter();
         let slot = KwaaiSlot::default();
         let node = SwarmNode::start(node_options, self.kwaai.handlers(&slot)).context("join the swarm")?;
-        info!(peer = p2p::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
+        info!(peer = libp2p_node::peer_text(&node.handle().peer()), model = files.name, "joined the swarm");
         let options = BlockHostOptions {
             model: digest,
             layers,
@@ -200,7 +200,7 @@ impl SwarmServeArgs {
         while !is_shutting_down() {
             let addresses = node.handle().addresses();
             if addresses != told {
-                let peer = p2p::peer_text(&node.handle().peer());
+                let peer = libp2p_node::peer_text(&node.handle().peer());
                 for address in addresses.iter().filter(|address| !told.contains(address)) {
                     info!("others join with --bootstrap {address}/p2p/{peer}");
                 }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use ::swarm::{BlockRecord, ModelDigest, PeerId, Reach, ServiceState};
 use anyhow::{Context, Result};
+use blocks::node::SwarmNode;
 use clap::Args;
-use p2p::{ConnectedPeer, Identity};
-use peers::node::SwarmNode;
+use directory::{BlockRecord, ModelDigest, PeerId, Reach, ServiceState};
+use libp2p_node::{ConnectedPeer, Identity};
 use serde_json::json;
 
 use super::super::chain::network_runtime;
@@ -58,7 +58,7 @@ impl SwarmStatusArgs {
         for peer in connected.values().take(PEERS_MAX) {
             let way = if peer.is_relayed { "over a relay" } else { "directly" };
             let time = peer.round_trip.map_or_else(String::new, |time| format!(", {:.1} ms", time.as_secs_f64() * 1e3));
-            terminal::print_line(format!("{}  {way}{time}  {}", p2p::peer_text(&peer.peer), peer.address))?;
+            terminal::print_line(format!("{}  {way}{time}  {}", libp2p_node::peer_text(&peer.peer), peer.address))?;
         }
         print_more(connected.len(), PEERS_MAX, "peers")?;
         // Models and blocks in the order of the records: the most trusted first.
@@ -80,7 +80,7 @@ impl SwarmStatusArgs {
             blocks.sort_by_key(|block| (block.layers.start(), block.layers.end()));
             for block in blocks {
                 let (speed, free) = (block.speed.layer_seconds * 1e3, block.kv_tokens_free);
-                let peer = p2p::peer_text(&block.peer);
+                let peer = libp2p_node::peer_text(&block.peer);
                 terminal::print_line(format!(
                     "  layers {}  {}  {speed:.2} ms a layer, {free} tokens free  {peer}",
                     block.layers,
@@ -111,7 +111,7 @@ fn state_text(state: ServiceState) -> &'static str {
 
 fn peer_json(peer: &ConnectedPeer) -> serde_json::Value {
     json!({
-        "peer": p2p::peer_text(&peer.peer),
+        "peer": libp2p_node::peer_text(&peer.peer),
         "address": peer.address.to_string(),
         "relayed": peer.is_relayed,
         "round_trip_ms": peer.round_trip.map(|time| time.as_secs_f64() * 1e3),
@@ -122,7 +122,7 @@ fn peer_json(peer: &ConnectedPeer) -> serde_json::Value {
 fn block_json(record: &BlockRecord) -> serde_json::Value {
     let model: String = record.model.0.iter().map(|byte| format!("{byte:02x}")).collect();
     json!({
-        "peer": p2p::peer_text(&record.peer),
+        "peer": libp2p_node::peer_text(&record.peer),
         "model": model,
         "layers": [record.layers.start(), record.layers.end()],
         "state": state_text(record.state),

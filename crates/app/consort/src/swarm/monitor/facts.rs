@@ -1,10 +1,13 @@
 //! `Facts`: what a client knows of its last chain and of the peers of the swarm, and how it is shown.
 
-use ::swarm::{ChainSpan, PeerId, ServiceState};
-use p2p::ConnectedPeer;
-use peers::client::{MeanTime, PeerTimes, SpanReport};
-use peers::view::KnownPeer;
+use blocks::client::{PeerTimes, SpanReport};
+use blocks::view::KnownPeer;
+use chains::MeanTime;
+use directory::{ChainSpan, PeerId, ServiceState};
+use libp2p_node::ConnectedPeer;
 use server::{HopSnapshot, HopWay, NodeUse, PeerReach, PeerRecord, StagePeer, StageSnapshot, StageTime};
+
+use crate::executors::cluster::chain_monitor::stage_time;
 
 /// A lower score is not worth a word.
 const SCORE_MIN: f64 = 0.05;
@@ -104,7 +107,7 @@ impl Facts {
                 compute: measured(times.compute),
                 hop: Some(self.hop(index)),
                 peer: Some(StagePeer {
-                    id: p2p::peer_text(&span.report.peer),
+                    id: libp2p_node::peer_text(&span.report.peer),
                     reach: connected.map(reach).unwrap_or_default(),
                     round_trip_s: span.round_trip_s,
                     queue: measured(times.queue),
@@ -154,18 +157,14 @@ pub(super) fn record(times: &PeerTimes) -> PeerRecord {
     PeerRecord { failures: times.failures, checks: times.checks, differences: times.differences }
 }
 
-pub(super) fn time(mean: MeanTime) -> StageTime {
-    StageTime { mean_s: mean.mean_s, total_s: mean.total_s }
-}
-
 /// `None` before the first measurement.
 fn measured(mean: MeanTime) -> Option<StageTime> {
-    (mean.count > 0).then(|| time(mean))
+    (mean.count > 0).then(|| stage_time(mean))
 }
 
 #[cfg(test)]
 mod tests {
-    use ::swarm::{BlockRecord, BlockUse, ModelDigest, Neighbour, Reach, Speed, UnixTime};
+    use directory::{BlockRecord, BlockUse, ModelDigest, Neighbour, Reach, Speed, UnixTime};
     use types::{DType, LayerRange};
 
     use super::*;
